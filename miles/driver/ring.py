@@ -1,0 +1,176 @@
+"""Batches from the rollout side to the trainer, weights back to the engines: the loop of every program, sync or async.
+
+    take_batch ──▶ train ──▶ commit ──▶ publish (every I steps) ──▶ evaluate, save (when due)
+         ▲                                  │
+         └────────── version + 1 ───────────┘
+
+Generation goes on beside it; nothing here waits for the next batch before new weights go out. Synchronous training is
+the same loop: admission lets nothing start between commit and publication.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from miles.types import Weights
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A batch as the trainer takes it (``data`` may be a reference), with the metrics of its samples."""
+
+    data: Any
+    metrics: Metrics
+
+
+class RolloutSide(Protocol):
+    """`miles.rollout.Rollouts`, or an actor with one inside."""
+
+    async def take_batch(self, step: int) -> Taken: ...
+
+    async def commit(self) -> None: ...
+
+    async def busy_weights(self) -> frozenset[str]: ...
+
+    async def publish(self, weights: Weights) -> None: ...
+
+    async def evaluate(self) -> Metrics: ...
+
+    async def save(self, folder: str) -> None: ...
+
+
+class TrainSide(Protocol):
+    """The trainer ranks, all of them."""
+
+    async def train(self, data: Any, step: int) -> Metrics: ...
+
+    async def write_weights(self, version: int, busy: frozenset[str]) -> Weights: ...
+
+    async def save(self, step: int, folder: str) -> None: ...
+
+
+class Checkpoints(Protocol):
+    """Where checkpoints go: ``begin`` gives a folder to write into, ``finish`` makes it visible."""
+
+    def begin(self, step: int) -> str: ...
+
+    def finish(self, step: int, version: int) -> None: ...
+
+
+class Watcher(Protocol):
+    """Whoever looks on: `miles.observe.Observer`."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def waiting(self, who: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When the ring does what. Steps count from 0; intervals are in steps, None: never."""
+
+    start: int
+    total: int
+    version: int
+    publish_interval: int
+    eval_interval: int | None
+    eval_before: bool
+    save_interval: int | None
+
+    def publishes_after(self, step: int) -> bool:
+        return (step + 1) % self.publish_interval == 0 or step + 1 == self.total
+
+    def evaluates_after(self, step: int) -> bool:
+        if self.eval_interval is None:
+            return False
+        return (step + 1) % self.eval_interval == 0 or step + 1 == self.total
+
+    def saves_after(self, step: int) -> bool:
+        return step + 1 == self.total or (self.save_interval is not None and (step + 1) % self.save_interval == 0)
+
+
+class Ring:
+    """One run, from its first publication to its last evaluation."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rollouts: RolloutSide,
+        trainer: TrainSide,
+        checkpoints: Checkpoints,
+        watcher: Watcher,
+    ) -> None:
+        self._schedule = schedule
+        self._rollouts = rollouts
+        self._trainer = trainer
+        self._checkpoints = checkpoints
+        self._watcher = watcher
+        self.version = schedule.version
+
+    async def run(self) -> None:
+        """Runs every step. Raises the first failure of either side."""
+        schedule = self._schedule
+        self._watcher.waiting("engines wait for their first weights")
+        await self._publish()
+        if schedule.eval_interval is not None and schedule.eval_before and schedule.start == 0:
+            await self._evaluate(0)
+        for step in range(schedule.start, schedule.total):
+            await self._step(step)
+
+    async def _step(self, step: int) -> None:
+        now = asyncio.get_running_loop().time
+        version, started = self.version, now()
+        self._watcher.waiting("trainer waits for rollouts")
+        batch = await self._rollouts.take_batch(step)
+        taken = now()
+        self._watcher.waiting("training")
+        trained = await self._trainer.train(batch.data, step)
+        await self._rollouts.commit()
+        committed = now()
+        if self._schedule.publishes_after(step):
+            self._watcher.waiting("publishing weights")
+            await self._publish()
+        published = now()
+        if self._schedule.saves_after(step):
+            await self._save(step)
+        times = {
+            "rollout/step": step,
+            "rollout/version": version,
+            "perf/train_wait_time": taken - started,
+            "perf/train_time": committed - taken,
+            "perf/update_weights_time": published - committed,
+            "perf/save_model_time": now() - published,
+            "perf/step_time": now() - started,
+            "perf/wait_time_ratio": (taken - started) / max(now() - started, 1e-9),
+        }
+        self._watcher.step(step, batch.metrics | trained | times)
+        if self._schedule.evaluates_after(step):
+            await self._evaluate(step + 1)
+
+    async def _publish(self) -> None:
+        weights = await self._trainer.write_weights(self.version + 1, await self._rollouts.busy_weights())
+        await self._rollouts.publish(weights)
+        self.version = weights.version
+
+    async def _evaluate(self, step: int) -> None:
+        self._watcher.waiting("evaluating")
+        started = asyncio.get_running_loop().time()
+        metrics = await self._rollouts.evaluate()
+        duration = asyncio.get_running_loop().time() - started
+        self._watcher.evaluation(
+            step, metrics | {"eval/weight_version": self.version, "eval/duration_seconds": duration}
+        )
+
+    async def _save(self, step: int) -> None:
+        self._watcher.waiting("saving a checkpoint")
+        folder = self._checkpoints.begin(step)
+        await self._trainer.save(step, folder)
+        await self._rollouts.save(folder)
+        self._checkpoints.finish(step, self.version)

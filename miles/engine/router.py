@@ -1,0 +1,120 @@
+"""The routing table: which engine takes the next request, who is set aside and why.
+
+An engine is routed to only while it holds the current weights and answers. `set_aside` takes it out, `restore` brings it
+back with a clean record; requests that find nobody wait here, and whoever restores or adds an engine wakes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from miles.errors import NoEngine
+from miles.loops import Changes
+
+STICKY_KEYS = 100_000
+
+
+@dataclass
+class Engine:
+    """One engine of the table. ``aside`` is why it gets no requests (None: it is routed to)."""
+
+    url: str
+    version: int | None = None
+    aside: str | None = "not started"
+    running: int = 0
+
+
+class RoutingTable:
+    """Sticky, least-loaded routing over the engines that may serve."""
+
+    def __init__(self, *, engine_wait_s: float) -> None:
+        self.engines: dict[str, Engine] = {}
+        self.changes = Changes()
+        self._engine_wait_s = engine_wait_s
+        self._sticky: OrderedDict[str, str] = OrderedDict()
+        self._first_cause: str | None = None
+
+    # ---- who is there
+
+    def add(self, url: str) -> Engine:
+        """Enters an engine, set aside until `restore`. The same address again starts with a clean record."""
+        self.engines[url] = engine = Engine(url)
+        self.changes.notify()
+        return engine
+
+    def remove(self, url: str) -> None:
+        self.engines.pop(url, None)
+        self.changes.notify()
+
+    def set_aside(self, url: str, why: str) -> None:
+        """No more requests for this engine until it is restored; running ones go on."""
+        engine = self.engines.get(url)
+        if engine is None or engine.aside is not None:
+            return
+        engine.aside = why
+        if not self.routed():
+            self._first_cause = self._first_cause or f"{url}: {why}"
+        self.changes.notify()
+
+    def restore(self, url: str, version: int | None) -> None:
+        """The engine answers and holds the weights of ``version``."""
+        engine = self.engines.get(url)
+        if engine is not None:
+            engine.aside, engine.version = None, version
+            self._first_cause = None
+            self.changes.notify()
+
+    def routed(self) -> list[Engine]:
+        return [e for e in self.engines.values() if e.aside is None]
+
+    def aside(self) -> list[Engine]:
+        return [e for e in self.engines.values() if e.aside is not None]
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """A snapshot: address, version, running requests and why an engine is aside."""
+        return [dict(vars(e)) for e in self.engines.values()]
+
+    # ---- who takes the next request
+
+    @asynccontextmanager
+    async def lease(self, routing_key: str | None = None) -> AsyncIterator[Engine]:
+        """The engine for one request. Waits while nobody is routed to.
+
+        Raises `NoEngine`, with the first cause, when that lasts longer than ``engine_wait_s``.
+        """
+        if not self.routed():
+            await self._wait_for_engine()
+        engine = self._choose(routing_key)
+        engine.running += 1
+        try:
+            yield engine
+        finally:
+            engine.running -= 1
+
+    async def _wait_for_engine(self) -> None:
+        try:
+            async with asyncio.timeout(self._engine_wait_s):
+                await self.changes.wait_until(lambda: bool(self.routed()))
+        except TimeoutError:
+            cause = self._first_cause or "; ".join(f"{e.url}: {e.aside}" for e in self.aside()) or "none was added"
+            raise NoEngine(
+                f"no engine was in the routing for {self._engine_wait_s:g} s (--engine-wait-s); first cause: {cause}"
+            ) from None
+
+    def _choose(self, routing_key: str | None) -> Engine:
+        if routing_key is not None:
+            kept = self.engines.get(self._sticky.get(routing_key, ""))
+            if kept is not None and kept.aside is None:
+                self._sticky.move_to_end(routing_key)
+                return kept
+        engine = min(self.routed(), key=lambda e: e.running)
+        if routing_key is not None:
+            self._sticky[routing_key] = engine.url
+            if len(self._sticky) > STICKY_KEYS:
+                self._sticky.popitem(last=False)
+        return engine

@@ -1,0 +1,140 @@
+"""Settings, a source and a transport in, the whole rollout side out: the same wiring for the actor and for virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from miles.config import Settings
+from miles.engine.client import EngineClient
+from miles.engine.router import RoutingTable
+from miles.engine.wire import Transport
+from miles.hooks import load_function
+from miles.rollout.admission import Bounds
+from miles.rollout.data_buffer import DataBuffer
+from miles.rollout.evaluation import EvalSet, Evaluator
+from miles.rollout.feed import Feed, FunctionFeed, WorkerFeed
+from miles.rollout.filter_hub.base_types import call_dynamic_filter
+from miles.rollout.generate_hub import single_turn
+from miles.rollout.generation import Encode, Generate, GenerateState, adapt_generate
+from miles.rollout.ledger import Ledger
+from miles.rollout.rollouts import Rollouts, WeightPublisher
+from miles.rollout.scoring import Scoring
+from miles.rollout.staleness import Versions
+from miles.rollout.worker import Attempts, RolloutWorker, Source
+
+LENGTH_BIAS_BATCHES = 16
+
+
+def bounds_of(settings: Settings, steps: int | None) -> Bounds:
+    """The admission bounds of the run's mode, for ``steps`` training steps (None: without end)."""
+    batch = settings.rollout.rollout_batch_size or 1
+    return Bounds(
+        slots=settings.slots,
+        group_size=settings.rollout.n_samples_per_prompt,
+        batch_groups=batch,
+        buffer_groups=settings.buffer_groups,
+        staleness=settings.staleness_bound,
+        interval=settings.engine.update_weights_interval,
+        ahead_groups=batch if settings.mode == "one_step_off" else None,
+        total_groups=None if steps is None else steps * batch,
+    )
+
+
+def make_client(settings: Settings, transport: Transport) -> EngineClient:
+    """A client with an empty routing table."""
+    return EngineClient(RoutingTable(engine_wait_s=settings.engine.engine_wait_s), transport)
+
+
+def make_worker(
+    settings: Settings,
+    *,
+    source: Source,
+    state: GenerateState,
+    scoring: Scoring,
+    ledger: Ledger,
+    versions: Versions,
+    steps: int | None,
+) -> tuple[RolloutWorker, DataBuffer]:
+    """The worker and the buffer that it fills."""
+    rollout = settings.rollout
+    filter_function = load_function(rollout.dynamic_sampling_filter_path)
+    buffer = DataBuffer()
+    worker = RolloutWorker(
+        source=source,
+        state=state,
+        generate=make_generate(settings),
+        scoring=scoring,
+        bounds=bounds_of(settings, steps),
+        attempts=Attempts(
+            budget=rollout.rollout_retry_budget,
+            timeout_s=rollout.rollout_sample_timeout_s,
+            failure_limit=rollout.rollout_failure_limit,
+            keeps_tokens=rollout.partial_rollout,
+            partial_groups=rollout.rollout_partial_groups,
+        ),
+        versions=versions,
+        ledger=ledger,
+        buffer=buffer,
+        sampling_params=settings.sampling_params(),
+        rollout_seed=settings.data.rollout_seed,
+        group_rm=settings.reward.group_rm,
+        frees_by_sample=rollout.rollout_submission_granularity == "sample",
+        keep=(lambda group: call_dynamic_filter(filter_function, state.args, group)) if filter_function else None,
+    )
+    return worker, buffer
+
+
+def make_generate(settings: Settings) -> Generate:
+    """The user's generate function, else the single-turn one."""
+    path = settings.rollout.custom_generate_function_path
+    return adapt_generate(load_function(path), path) if path else single_turn.generate
+
+
+def assemble(
+    settings: Settings,
+    *,
+    source: Any,
+    client: EngineClient,
+    publisher: WeightPublisher,
+    encode: Encode,
+    scoring: Scoring,
+    eval_sets: Sequence[EvalSet] = (),
+    tokenizer: Any = None,
+    total_steps: int,
+    **args: Any,
+) -> Rollouts:
+    """The rollout side of a run. ``args`` are added to the namespace that hooks get (the router's address)."""
+    versions = Versions(interval=settings.engine.update_weights_interval)
+    ledger = Ledger(window=LENGTH_BIAS_BATCHES * (settings.rollout.rollout_batch_size or 1))
+    state = GenerateState(settings.namespace(**args), client, versions, encode, tokenizer)
+    evaluator = Evaluator(
+        sets=eval_sets,
+        state=state,
+        generate=make_generate(settings),
+        scoring=scoring,
+        sampling_params=settings.eval_sampling_params(),
+        seed=settings.data.rollout_seed,
+        slots=settings.slots,
+        budget=settings.rollout.rollout_retry_budget,
+        timeout_s=settings.rollout.rollout_sample_timeout_s,
+    )
+    feed: Feed
+    if settings.mode == "function":
+        path = settings.rollout.rollout_function_path or ""
+        feed = FunctionFeed(
+            load_function(path), path, state.args, source, ledger, versions,
+            ahead=settings.program == "train_async", interval=settings.engine.update_weights_interval, total_steps=total_steps,
+        )  # fmt: skip
+    else:
+        worker, buffer = make_worker(
+            settings, source=source, state=state, scoring=scoring, ledger=ledger, versions=versions, steps=total_steps
+        )
+        feed = WorkerFeed(
+            worker, buffer, ledger, versions,
+            batch_groups=settings.rollout.rollout_batch_size or 1, capacity=settings.buffer_groups,
+            staleness=settings.staleness_bound, retry_unused=settings.retry_unused,
+        )  # fmt: skip
+    return Rollouts(
+        feed=feed, client=client, publisher=publisher, evaluator=evaluator, ledger=ledger, versions=versions
+    )

@@ -1,0 +1,58 @@
+"""Groups in, the columns that the trainer reads out: numpy per sample, in the contract's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from miles.errors import TrainerError
+from miles.types import FinishedGroup, Sample, iter_samples
+
+RolloutBatch = dict[str, Any]
+
+
+def to_train_data(groups: Sequence[FinishedGroup], reward_key: str | None) -> RolloutBatch:
+    """Columns with one entry per sample; samples of a group are contiguous and share a ``group_ids`` entry.
+
+    tokens int32 [prompt + response], loss_masks uint8 [response], rollout_log_probs float32 [response], raw_reward
+    float or None. Raises `TrainerError` naming the sample whose arrays don't fit together.
+    """
+    batch: RolloutBatch = {name: [] for name in _COLUMNS}
+    for group in groups:
+        for sample in iter_samples(group.samples):
+            for name, value in _row(sample, reward_key).items():
+                batch[name].append(value)
+            batch["group_ids"].append(group.issue_id)
+    return batch
+
+
+_COLUMNS = (
+    "tokens", "response_lengths", "loss_masks", "rollout_log_probs", "raw_reward", "truncated", "sample_indices",
+    "rollout_ids", "group_ids",
+)  # fmt: skip
+
+
+def _row(sample: Sample, reward_key: str | None) -> dict[str, Any]:
+    try:
+        sample.validate()
+    except ValueError as error:
+        raise TrainerError(f"sample {sample.index}: {error}") from error
+    length = sample.response_length
+    if sample.rollout_log_probs is None:
+        raise TrainerError(
+            f"sample {sample.index} has no rollout_log_probs: a generate function must fill them in, one per response token"
+        )
+    mask = np.ones(length, np.uint8) if sample.loss_mask is None else np.asarray(sample.loss_mask, np.uint8)
+    reward = sample.reward[reward_key] if reward_key and isinstance(sample.reward, dict) else sample.reward
+    return {
+        "tokens": np.asarray(sample.tokens, np.int32),
+        "response_lengths": length,
+        "loss_masks": np.zeros_like(mask) if sample.remove_sample else mask,
+        "rollout_log_probs": np.asarray(sample.rollout_log_probs, np.float32),
+        "raw_reward": None if reward is None else float(reward),  # type: ignore[arg-type]
+        "truncated": int(sample.status is Sample.Status.TRUNCATED),
+        "sample_indices": sample.index,
+        "rollout_ids": sample.index if sample.rollout_id is None else sample.rollout_id,
+    }

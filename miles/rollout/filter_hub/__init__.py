@@ -1,0 +1,1 @@
+"""Finished groups in, kept or rejected out."""

@@ -1,0 +1,148 @@
+"""Where every prompt is: issued, finished, taken by a step, then trained or given up with a reason.
+
+    issue ──▶ finish ──▶ take(step) ──▶ commit(step): trained
+      ▲          │
+      └─ reissue ┘        any of these ──▶ give_up(reason)
+
+The only record of prompts: counters, admission, metrics and checkpoints are read from it, never kept beside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from miles.types import Sample, iter_samples
+
+Place = Literal["issued", "finished", "taken"]
+
+
+@dataclass(eq=False)
+class OpenGroup:
+    """A prompt that was issued and is neither trained nor given up. ``attempts`` counts how often it was issued again."""
+
+    issue_id: int
+    samples: list[Sample]
+    place: Place = "issued"
+    attempts: int = 0
+
+
+@dataclass(frozen=True)
+class LedgerCounts:
+    """A snapshot. Groups but for ``wasted_tokens``: response tokens that were sampled and will not be trained."""
+
+    issued: int
+    outstanding: int
+    trained: int
+    given_up: dict[str, int]
+    wasted_tokens: int
+    length_bias: float | None
+
+
+@dataclass
+class Ledger:
+    """``window`` groups are looked back on for the length bias."""
+
+    window: int
+    _next_id: int = 0
+    _open: dict[int, OpenGroup] = field(default_factory=dict)
+    _untaken: int = 0
+    _taken: int = 0
+    _trained: int = 0
+    _given_up: Counter[str] = field(default_factory=Counter)
+    _wasted_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._finished_lengths: deque[float] = deque(maxlen=self.window)
+        self._trained_lengths: deque[float] = deque(maxlen=self.window)
+
+    def issue(self, samples: list[Sample]) -> OpenGroup:
+        group = OpenGroup(self._next_id, samples)
+        self._next_id += 1
+        self._open[group.issue_id] = group
+        self._untaken += 1
+        return group
+
+    def finish(self, group: OpenGroup, samples: list[Sample]) -> None:
+        """The group has all its rewards and waits to be trained."""
+        group.place, group.samples = "finished", samples
+        self._finished_lengths.append(_mean_length(samples))
+
+    def reissue(self, issue_id: int) -> OpenGroup:
+        """The group is sampled again from its prompt; what it had is wasted."""
+        group = self._open[issue_id]
+        self._wasted_tokens += tokens_of(group.samples)
+        group.place = "issued"
+        group.attempts += 1
+        for sample in iter_samples(group.samples):
+            sample.reset_for_retry()
+        return group
+
+    def take(self, issue_ids: Iterable[int]) -> None:
+        """A training step has the groups now."""
+        for issue_id in issue_ids:
+            self._open[issue_id].place = "taken"
+            self._untaken -= 1
+            self._taken += 1
+
+    def commit(self) -> int:
+        """The optimizer step that took groups has ended: they are trained. Returns how many."""
+        trained = [g for g in self._open.values() if g.place == "taken"]
+        for group in trained:
+            self._trained_lengths.append(_mean_length(group.samples))
+            del self._open[group.issue_id]
+        self._trained += len(trained)
+        return len(trained)
+
+    def give_up(self, issue_id: int, reason: str) -> None:
+        """The prompt will not be trained; its tokens are wasted."""
+        group = self._open.pop(issue_id)
+        self._untaken -= group.place != "taken"
+        self._given_up[reason] += 1
+        self._wasted_tokens += tokens_of(group.samples)
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._open)
+
+    @property
+    def untaken(self) -> int:
+        return self._untaken
+
+    @property
+    def taken(self) -> int:
+        """Groups that were ever handed to the trainer."""
+        return self._taken
+
+    def open_prompts(self) -> list[list[Sample]]:
+        """The samples of every open group, in issue order: what a resumed run has to issue again."""
+        return [g.samples for _, g in sorted(self._open.items())]
+
+    def place_of(self, issue_id: int) -> Place | None:
+        group = self._open.get(issue_id)
+        return group.place if group else None
+
+    def counts(self) -> LedgerCounts:
+        bias = None
+        if self._trained_lengths and any(self._finished_lengths):
+            trained = sum(self._trained_lengths) / len(self._trained_lengths)
+            bias = trained * len(self._finished_lengths) / sum(self._finished_lengths)
+        return LedgerCounts(
+            issued=self._next_id,
+            outstanding=self.outstanding,
+            trained=self._trained,
+            given_up=dict(self._given_up),
+            wasted_tokens=self._wasted_tokens,
+            length_bias=bias,
+        )
+
+
+def tokens_of(samples: list[Sample]) -> int:
+    """Response tokens of a group."""
+    return sum(s.response_length for s in iter_samples(samples))
+
+
+def _mean_length(samples: list[Sample]) -> float:
+    return tokens_of(samples) / max(1, len(samples))

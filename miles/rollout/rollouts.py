@@ -1,0 +1,121 @@
+"""The rollout side of the ring: weights come in, batches and evaluations go out.
+
+    ring calls     take_batch(step) ──▶ commit() ──▶ publish(weights) ──▶ ...      evaluate() between publish and take
+    runs beside    feed (worker or user's function), publisher (engines that are aside)
+
+Everything here lives on one event loop and knows nothing of Ray; the actor in `miles.cluster` is a thin face of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from miles.engine.client import EngineClient
+from miles.errors import raising_first_cause
+from miles.rollout.evaluation import Evaluator
+from miles.rollout.feed import Feed
+from miles.rollout.ledger import Ledger
+from miles.rollout.staleness import Versions
+from miles.types import Batch, Group, Sample, Weights
+
+
+class WeightPublisher(Protocol):
+    """Gives weights to engines, and keeps those that missed them out of the routing until they have caught up."""
+
+    async def publish(self, weights: Weights) -> None: ...
+
+    async def run(self) -> None: ...
+
+    def busy(self) -> frozenset[str]: ...
+
+
+class Rollouts:
+    """One per run. `run` must be running while the rest is called; when it fails, so does whoever waits here."""
+
+    def __init__(
+        self,
+        *,
+        feed: Feed,
+        client: EngineClient,
+        publisher: WeightPublisher,
+        evaluator: Evaluator,
+        ledger: Ledger,
+        versions: Versions,
+    ) -> None:
+        self.client = client
+        self._feed = feed
+        self._publisher = publisher
+        self._evaluator = evaluator
+        self._ledger = ledger
+        self._versions = versions
+        self._closing = asyncio.Event()
+
+    @property
+    def version(self) -> int:
+        return self._versions.current
+
+    async def run(self) -> None:
+        """Generates until `close`. Raises the first cause of what stopped it otherwise."""
+        try:
+            with raising_first_cause():
+                async with asyncio.TaskGroup() as tasks:
+                    parts = [
+                        tasks.create_task(self._feed.run(), name="feed"),
+                        tasks.create_task(self._publisher.run(), name="publisher"),
+                    ]
+                    await self._closing.wait()
+                    for part in parts:
+                        part.cancel()
+        finally:
+            await self.client.close()
+
+    def close(self) -> None:
+        """Ends `run`: no new starts, what runs is cancelled. Twice is fine."""
+        self._closing.set()
+
+    async def take_batch(self, step: int) -> Batch:
+        """Waits for the groups of the step that starts now, oldest first. Raises what stopped generation."""
+        groups = await self._feed.take(step)
+        return Batch(step, self.version, tuple(groups))
+
+    def commit(self) -> int:
+        """The optimizer step of the batch last taken has ended. Returns how many groups were trained."""
+        self._versions.end_step()
+        trained = self._ledger.commit()
+        self._feed.changes.notify()
+        return trained
+
+    async def publish(self, weights: Weights) -> None:
+        """Gives the engines new weights, then raises the version. Engines that fail to load them leave the routing."""
+        await self._publisher.publish(weights)
+        self._versions.raise_to(weights.version)
+        self._feed.changes.notify()
+
+    def busy_weights(self) -> frozenset[str]:
+        """Published weights that must not be overwritten."""
+        return self._publisher.busy()
+
+    async def evaluate(self) -> dict[str, list[Group]]:
+        """The scored samples of every evaluation set, all of the current version: no training group starts meanwhile."""
+        self._feed.pause_starts()
+        try:
+            return await self._evaluator.run()
+        finally:
+            self._feed.resume_starts()
+
+    def status(self) -> dict[str, Any]:
+        """What runs, waits and was lost: for the live view and the metrics."""
+        counts = self._ledger.counts()
+        return self._feed.status() | {
+            "version": self.version,
+            "outstanding_groups": counts.outstanding,
+            "given_up": counts.given_up,
+            "wasted_tokens": counts.wasted_tokens,
+            "length_bias": counts.length_bias,
+            "engines": self.client.table.statistics(),
+        }
+
+    def open_prompts(self) -> list[list[Sample]]:
+        """What a resumed run has to issue again."""
+        return self._feed.open_prompts()

@@ -1,0 +1,312 @@
+"""Prompts go in from the data source, scored groups come out into the buffer, and it never stops while training runs.
+
+    loop              consumes             waits for                                   is woken by
+    feeder            retries, prompts     admission: slots, credit, buffer, no eval   every change of those
+    group (one task)  its prompt           its samples, then its rewards               engines, scorer
+    sample            an engine's reply    the engine, within the sample's time limit  the reply or the clock
+
+What happens to a group that fails: a sample is issued again within its budget; past it, its whole group is given up with
+the reason, and too many given-up groups in a row stop the worker with the first cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from miles.engine.client import EngineClient
+from miles.errors import (
+    EngineFailed,
+    EngineRefused,
+    HookError,
+    RewardFailed,
+    TooManyFailures,
+    WorkerDied,
+    first_cause,
+)
+from miles.loops import Changes
+from miles.rollout import admission
+from miles.rollout.admission import Bounds, Load, Verdict
+from miles.rollout.base_types import GenerateFnInput
+from miles.rollout.data_buffer import DataBuffer
+from miles.rollout.filter_hub.base_types import DynamicFilterOutput
+from miles.rollout.generation import Generate, GenerateState, sampling_seed
+from miles.rollout.ledger import Ledger, OpenGroup
+from miles.rollout.scoring import Scoring
+from miles.rollout.staleness import Versions, finished_group
+from miles.types import Group, Sample, iter_samples
+
+UNFINISHED = (Sample.Status.ABORTED, Sample.Status.FAILED)
+
+
+class Source(Protocol):
+    """Where prompts come from: the contract's DataSource."""
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]: ...
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """The failure policy: ``budget`` attempts after the first, ``timeout_s`` for each, ``failure_limit`` groups in a row."""
+
+    budget: int
+    timeout_s: float
+    failure_limit: int
+    keeps_tokens: bool = False
+    partial_groups: bool = False
+
+
+class SampleGivenUp(Exception):
+    """A sample is past its budget: ``reason`` for ledger and metrics, chained to the last failure."""
+
+    def __init__(self, reason: str, cause: BaseException | None) -> None:
+        super().__init__(reason, cause)
+        self.reason = reason
+        self.cause = cause
+
+
+class RolloutWorker:
+    """Keeps as many groups running as admission allows."""
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        state: GenerateState,
+        generate: Generate,
+        scoring: Scoring,
+        bounds: Bounds,
+        attempts: Attempts,
+        versions: Versions,
+        ledger: Ledger,
+        buffer: DataBuffer,
+        sampling_params: dict[str, Any],
+        rollout_seed: int,
+        group_rm: bool = False,
+        frees_by_sample: bool = True,
+        keep: Callable[[Group], DynamicFilterOutput] | None = None,
+    ) -> None:
+        self._source = source
+        self._state = state
+        self._generate = generate
+        self._scoring = scoring
+        self._bounds = bounds
+        self._attempts = attempts
+        self._versions = versions
+        self._ledger = ledger
+        self._buffer = buffer
+        self._params = sampling_params
+        self._seed = rollout_seed
+        self._group_rm = group_rm
+        self._frees_by_sample = frees_by_sample
+        self._keep = keep
+        self._retries: deque[OpenGroup] = deque()
+        self._running = 0
+        self._failures_in_row = 0
+        self._first_failure: BaseException | None = None
+        self._paused = False
+        self._changes: Changes = buffer.changes
+
+    # ---- what others see and say
+
+    @property
+    def running_samples(self) -> int:
+        return self._running
+
+    @property
+    def client(self) -> EngineClient:
+        return self._state.client
+
+    def verdict(self) -> Verdict | str:
+        """May the next group start, and if not, what holds it back."""
+        if self._paused:
+            return "evaluation"
+        rule = admission.may_retry if self._retries else admission.may_start
+        return rule(self._bounds, self._load())
+
+    def pause_starts(self) -> None:
+        """No new group starts; what runs goes on."""
+        self._paused = True
+
+    def resume_starts(self) -> None:
+        self._paused = False
+        self._changes.notify()
+
+    def issue_again(self, issue_id: int) -> bool:
+        """Samples a group anew, if it has attempts left; it starts before new prompts."""
+        group = self._ledger.reissue(issue_id)
+        if group.attempts > self._attempts.budget:
+            return False
+        self._retries.append(group)
+        self._changes.notify()
+        return True
+
+    # ---- the feeder
+
+    async def run(self) -> None:
+        """Runs until cancelled, or until something fails: then the buffer is closed with the cause."""
+        try:
+            async with asyncio.TaskGroup() as groups:
+                while True:
+                    await self._changes.wait_until(lambda: self.verdict() == "start")
+                    group = self._next_group()
+                    self._running += self._bounds.group_size
+                    groups.create_task(self._run_group(group), name=f"group-{group.issue_id}")
+        except asyncio.CancelledError:
+            self._buffer.close()
+            raise
+        except BaseException as error:
+            cause = first_cause(error)
+            died = WorkerDied(f"generation stopped: {cause}")
+            died.__cause__ = cause
+            self._buffer.close(died)
+            raise died from cause
+
+    def _next_group(self) -> OpenGroup:
+        if self._retries:
+            return self._retries.popleft()
+        (samples,) = self._source.get_samples(1)
+        return self._ledger.issue(samples)
+
+    def _load(self) -> Load:
+        return Load(
+            running_samples=self._running,
+            outstanding=self._ledger.outstanding,
+            untaken=self._ledger.untaken,
+            buffered=len(self._buffer),
+            steps_due=self._versions.steps_due,
+            taken=self._ledger.taken,
+        )
+
+    # ---- one group
+
+    async def _run_group(self, group: OpenGroup) -> None:
+        slots = _Slots(self, self._bounds.group_size)
+        try:
+            samples = await self._sample_all(group, slots)
+            if self._group_rm:
+                await self._score(samples, group=True)
+        except SampleGivenUp as given_up:
+            self._give_up(group, given_up)
+            return
+        finally:
+            slots.free_all()
+        self._failures_in_row = 0
+        self._accept(group, samples)
+
+    def _accept(self, group: OpenGroup, samples: list[Any]) -> None:
+        self._ledger.finish(group, samples)
+        if self._keep is not None:
+            verdict = self._keep(samples)
+            if not verdict.keep:
+                reason = f"filtered_{verdict.reason}" if verdict.reason else "filtered"
+                self._ledger.give_up(group.issue_id, reason)
+                self._changes.notify()
+                return
+        self._buffer.put(finished_group(group.issue_id, samples))
+
+    def _give_up(self, group: OpenGroup, given_up: SampleGivenUp) -> None:
+        self._ledger.give_up(group.issue_id, given_up.reason)
+        self._failures_in_row += 1
+        if self._failures_in_row == 1:
+            self._first_failure = given_up.cause
+        self._changes.notify()
+        if self._failures_in_row > self._attempts.failure_limit:
+            raise TooManyFailures(
+                f"{self._failures_in_row} groups in a row were given up (--rollout-failure-limit "
+                f"{self._attempts.failure_limit}); first cause: {self._first_failure or given_up.reason}"
+            ) from self._first_failure
+
+    # ---- its samples
+
+    async def _sample_all(self, group: OpenGroup, slots: _Slots) -> list[Any]:
+        """Every sample generated and scored. Raises `SampleGivenUp`, siblings settled, if one is past its budget."""
+        first: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as siblings:
+                tasks = [siblings.create_task(self._sample(s, group, slots)) for s in group.samples]
+        except* SampleGivenUp as given_up:
+            first = first_cause(given_up)
+        if first is not None:
+            raise first
+        results = [t.result() for t in tasks]
+        survivors = [r for r in results if not isinstance(r, SampleGivenUp)]
+        if len(survivors) < len(results) and len(survivors) < 2:
+            raise next(r for r in results if isinstance(r, SampleGivenUp))
+        return survivors
+
+    async def _sample(self, sample: Sample, group: OpenGroup, slots: _Slots) -> Any:
+        try:
+            try:
+                result = await self._attempt_until_done(sample, group)
+            finally:
+                if self._frees_by_sample:
+                    slots.free_one()
+            if not self._group_rm:
+                await self._score(result if isinstance(result, list) else [result], group=False)
+            return result
+        except SampleGivenUp as given_up:
+            if self._attempts.partial_groups:
+                return given_up
+            raise
+
+    async def _attempt_until_done(self, sample: Sample, group: OpenGroup) -> Sample | list[Sample]:
+        reason, cause = "", None
+        for attempt in range(self._attempts.budget + 1):
+            sample.submit_version = self._versions.current if sample.submit_version is None else sample.submit_version
+            sample.routing_key = sample.routing_key or f"group-{group.issue_id}"
+            seed = sampling_seed(self._seed, sample.index, group.attempts + attempt)
+            given = GenerateFnInput(self._state, sample, self._params | {"sampling_seed": seed})
+            try:
+                async with asyncio.timeout(self._attempts.timeout_s):
+                    result = (await self._generate(given)).samples
+            except TimeoutError as error:
+                reason, cause = "timeout", error
+            except EngineRefused as error:
+                raise SampleGivenUp("refused", error) from error
+            except (EngineFailed, HookError) as error:
+                reason, cause = ("hook" if isinstance(error, HookError) else "engine"), error
+            else:
+                parts = result if isinstance(result, list) else [result]
+                if not any(s.status in UNFINISHED for s in parts):
+                    return result
+                reason, cause = "aborted", None
+            if not self._attempts.keeps_tokens:
+                sample.reset_for_retry()
+        raise SampleGivenUp(reason, cause)
+
+    async def _score(self, samples: Sequence[Sample], *, group: bool) -> None:
+        wanting = list(iter_samples(list(samples)))
+        if not group:
+            wanting = [s for s in wanting if s.reward is None]
+        try:
+            await self._scoring.score(wanting, group=group)
+        except (RewardFailed, HookError) as error:
+            for sample in wanting:
+                sample.status = Sample.Status.FAILED
+            raise SampleGivenUp("reward", error) from error
+
+    def _free(self, count: int) -> None:
+        self._running -= count
+        self._changes.notify()
+
+
+class _Slots:
+    """The slots that one group holds; each is given back once."""
+
+    def __init__(self, worker: RolloutWorker, count: int) -> None:
+        self._worker = worker
+        self._held = count
+
+    def free_one(self) -> None:
+        if self._held:
+            self._held -= 1
+            self._worker._free(1)
+
+    def free_all(self) -> None:
+        held, self._held = self._held, 0
+        if held:
+            self._worker._free(held)

@@ -1,0 +1,75 @@
+"""A trainer that only takes time: tokens in, virtual seconds and the next weights' name out."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from miles.driver.ring import Taken
+from miles.rollout.conversion import to_train_data
+from miles.rollout.rollouts import Rollouts
+from miles.types import Batch, Group, Weights, iter_samples
+
+
+@dataclass
+class FakeTrainer:
+    """Takes ``step_s`` seconds a step plus ``token_s`` for each response token; remembers what it trained."""
+
+    step_s: float = 0.5
+    token_s: float = 0.0
+    write_s: float = 0.0
+    batches: list[Batch] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
+
+    async def train(self, data: Batch, step: int) -> dict[str, float]:
+        tokens = sum(to_train_data(data.groups, None)["response_lengths"])
+        await asyncio.sleep(self.step_s + self.token_s * tokens)
+        self.batches.append(data)
+        return {"train/tokens": float(tokens)}
+
+    async def write_weights(self, version: int, busy: frozenset[str]) -> Weights:
+        await asyncio.sleep(self.write_s)
+        path = next(p for p in (f"weights-{k}" for k in range(len(busy) + 1)) if p not in busy)
+        return Weights(version, "shm", path)
+
+    async def save(self, step: int, folder: str) -> None:
+        self.saved.append(step)
+
+    def ages(self) -> list[int]:
+        """Age of every trained token's span."""
+        return [
+            batch.version - span.version
+            for batch in self.batches
+            for group in batch.groups
+            for sample in iter_samples(group.samples)
+            for span in sample.version_spans
+            if span.version is not None
+        ]
+
+
+@dataclass
+class DirectRollouts:
+    """`Rollouts` as the ring sees them, without an actor between."""
+
+    inner: Rollouts
+    evaluations: list[dict[str, list[Group]]] = field(default_factory=list)
+
+    async def take_batch(self, step: int) -> Any:
+        return Taken(await self.inner.take_batch(step), {})
+
+    async def commit(self) -> None:
+        self.inner.commit()
+
+    async def busy_weights(self) -> frozenset[str]:
+        return self.inner.busy_weights()
+
+    async def publish(self, weights: Weights) -> None:
+        await self.inner.publish(weights)
+
+    async def evaluate(self) -> dict[str, float]:
+        self.evaluations.append(await self.inner.evaluate())
+        return {}
+
+    async def save(self, folder: str) -> None:
+        self.inner.open_prompts()

@@ -1,0 +1,1 @@
+"""Trained weights in, engines that serve them out: versions, segments and publication."""
