@@ -36,6 +36,11 @@ def loop() -> asyncio.AbstractEventLoop:
         return _loop
 
 
+def thread() -> threading.Thread | None:
+    """The thread that this module started for the loop, if it did."""
+    return _thread
+
+
 def run(coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
     """Runs a coroutine on the process's loop and waits for it from another thread.
 

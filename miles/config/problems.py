@@ -17,7 +17,7 @@ class Problems:
     def add(self, flag: str, value: Any, why: str, works: str) -> None:
         """One problem: the flag, its value, the arithmetic or reason, and a value that works."""
         shown = "is not set" if value is None else str(value)
-        self.lines.append(f"{flag} {shown}: {why}; {works}")
+        self.lines.append(f"{flag} {shown}".rstrip() + f": {why}; {works}")
 
     def warn(self, line: str) -> None:
         """Something that works but may not be what the user meant."""

@@ -262,7 +262,7 @@ class Settings:
     @classmethod
     def owners(cls) -> dict[str, type]:
         """Field name to settings class, in the order of the help text."""
-        made = {f.name: f.default_factory for f in fields(cls)}
+        made: dict[str, Any] = {f.name: f.default_factory for f in fields(cls)}
         return {name: owner for name, owner in made.items() if isinstance(owner, type)}
 
     @classmethod

@@ -13,25 +13,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from miles.types import Weights
 
 Metrics = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A batch as the trainer takes it (``data`` may be a reference), with the metrics of its samples."""
-
-    data: Any
-    metrics: Metrics
-
-
 class RolloutSide(Protocol):
     """`miles.rollout.Rollouts`, or an actor with one inside."""
 
-    async def take_batch(self, step: int) -> Taken: ...
+    async def take_batch(self, step: int) -> tuple[Any, Metrics]:
+        """A batch as the trainer takes it (it may be a reference), and the metrics of its samples."""
 
     async def commit(self) -> None: ...
 
@@ -41,11 +34,9 @@ class RolloutSide(Protocol):
 
     async def evaluate(self) -> Metrics: ...
 
-    async def save(self, folder: str) -> None: ...
-
 
 class TrainSide(Protocol):
-    """The trainer ranks, all of them."""
+    """The trainer ranks, all of them. ``save`` writes everything that a resumed run needs."""
 
     async def train(self, data: Any, step: int) -> Metrics: ...
 
@@ -69,7 +60,7 @@ class Watcher(Protocol):
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def waiting(self, who: str) -> None: ...
+    def doing(self, state: Literal["waiting", "training", "publishing", "evaluating", "saving"]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,6 @@ class Ring:
     async def run(self) -> None:
         """Runs every step. Raises the first failure of either side."""
         schedule = self._schedule
-        self._watcher.waiting("engines wait for their first weights")
         await self._publish()
         if schedule.eval_interval is not None and schedule.eval_before and schedule.start == 0:
             await self._evaluate(0)
@@ -127,15 +117,14 @@ class Ring:
     async def _step(self, step: int) -> None:
         now = asyncio.get_running_loop().time
         version, started = self.version, now()
-        self._watcher.waiting("trainer waits for rollouts")
-        batch = await self._rollouts.take_batch(step)
+        self._watcher.doing("waiting")
+        data, sampled = await self._rollouts.take_batch(step)
         taken = now()
-        self._watcher.waiting("training")
-        trained = await self._trainer.train(batch.data, step)
+        self._watcher.doing("training")
+        trained = await self._trainer.train(data, step)
         await self._rollouts.commit()
         committed = now()
         if self._schedule.publishes_after(step):
-            self._watcher.waiting("publishing weights")
             await self._publish()
         published = now()
         if self._schedule.saves_after(step):
@@ -150,17 +139,18 @@ class Ring:
             "perf/step_time": now() - started,
             "perf/wait_time_ratio": (taken - started) / max(now() - started, 1e-9),
         }
-        self._watcher.step(step, batch.metrics | trained | times)
+        self._watcher.step(step, sampled | trained | times)
         if self._schedule.evaluates_after(step):
             await self._evaluate(step + 1)
 
     async def _publish(self) -> None:
+        self._watcher.doing("publishing")
         weights = await self._trainer.write_weights(self.version + 1, await self._rollouts.busy_weights())
         await self._rollouts.publish(weights)
         self.version = weights.version
 
     async def _evaluate(self, step: int) -> None:
-        self._watcher.waiting("evaluating")
+        self._watcher.doing("evaluating")
         started = asyncio.get_running_loop().time()
         metrics = await self._rollouts.evaluate()
         duration = asyncio.get_running_loop().time() - started
@@ -169,8 +159,7 @@ class Ring:
         )
 
     async def _save(self, step: int) -> None:
-        self._watcher.waiting("saving a checkpoint")
+        self._watcher.doing("saving")
         folder = self._checkpoints.begin(step)
         await self._trainer.save(step, folder)
-        await self._rollouts.save(folder)
         self._checkpoints.finish(step, self.version)

@@ -46,7 +46,7 @@ def make_client(settings: Settings, transport: Transport) -> EngineClient:
     return EngineClient(RoutingTable(engine_wait_s=settings.engine.engine_wait_s), transport)
 
 
-def make_worker(
+def make_worker_feed(
     settings: Settings,
     *,
     source: Source,
@@ -55,17 +55,18 @@ def make_worker(
     ledger: Ledger,
     versions: Versions,
     steps: int | None,
-) -> tuple[RolloutWorker, DataBuffer]:
-    """The worker and the buffer that it fills."""
+) -> WorkerFeed:
+    """A worker, the buffer that it fills, and the feed that drains it."""
     rollout = settings.rollout
     filter_function = load_function(rollout.dynamic_sampling_filter_path)
+    bounds = bounds_of(settings, steps)
     buffer = DataBuffer()
     worker = RolloutWorker(
         source=source,
         state=state,
         generate=make_generate(settings),
         scoring=scoring,
-        bounds=bounds_of(settings, steps),
+        bounds=bounds,
         attempts=Attempts(
             budget=rollout.rollout_retry_budget,
             timeout_s=rollout.rollout_sample_timeout_s,
@@ -82,7 +83,7 @@ def make_worker(
         frees_by_sample=rollout.rollout_submission_granularity == "sample",
         keep=(lambda group: call_dynamic_filter(filter_function, state.args, group)) if filter_function else None,
     )
-    return worker, buffer
+    return WorkerFeed(worker, buffer, ledger, versions, bounds=bounds, retry_unused=settings.retry_unused)
 
 
 def make_generate(settings: Settings) -> Generate:
@@ -124,17 +125,19 @@ def assemble(
         path = settings.rollout.rollout_function_path or ""
         feed = FunctionFeed(
             load_function(path), path, state.args, source, ledger, versions,
-            ahead=settings.program == "train_async", interval=settings.engine.update_weights_interval, total_steps=total_steps,
+            ahead=settings.program == "train_async", interval=settings.engine.update_weights_interval,
+            total_steps=total_steps,
         )  # fmt: skip
     else:
-        worker, buffer = make_worker(
-            settings, source=source, state=state, scoring=scoring, ledger=ledger, versions=versions, steps=total_steps
+        feed = make_worker_feed(
+            settings,
+            source=source,
+            state=state,
+            scoring=scoring,
+            ledger=ledger,
+            versions=versions,
+            steps=total_steps,
         )
-        feed = WorkerFeed(
-            worker, buffer, ledger, versions,
-            batch_groups=settings.rollout.rollout_batch_size or 1, capacity=settings.buffer_groups,
-            staleness=settings.staleness_bound, retry_unused=settings.retry_unused,
-        )  # fmt: skip
     return Rollouts(
         feed=feed, client=client, publisher=publisher, evaluator=evaluator, ledger=ledger, versions=versions
     )

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from miles.errors import HookError
 from miles.loops import Changes
+from miles.rollout.admission import Bounds
 from miles.rollout.base_types import (
     RolloutFnConstructorInput,
     RolloutFnTrainInput,
@@ -53,9 +55,7 @@ class WorkerFeed:
         ledger: Ledger,
         versions: Versions,
         *,
-        batch_groups: int,
-        capacity: int,
-        staleness: int | None,
+        bounds: Bounds,
         retry_unused: bool,
     ) -> None:
         self.changes = buffer.changes
@@ -63,9 +63,7 @@ class WorkerFeed:
         self._buffer = buffer
         self._ledger = ledger
         self._versions = versions
-        self._batch_groups = batch_groups
-        self._capacity = capacity
-        self._staleness = staleness
+        self._bounds = bounds
         self._retry_unused = retry_unused
 
     async def run(self) -> None:
@@ -74,16 +72,36 @@ class WorkerFeed:
     async def take(self, step: int) -> list[FinishedGroup]:
         """The groups of the step that starts now. A cancelled take loses none: they leave the buffer at once or not."""
         await self.changes.wait_until(self._batch_is_ready)
-        groups = sorted(self._buffer.take(self._batch_groups), key=lambda g: g.issue_id)
+        return self.take_nowait(self._bounds.batch_groups)
+
+    def take_nowait(self, count: int) -> list[FinishedGroup]:
+        """The ``count`` oldest finished groups, fewer where there are fewer, in issue order."""
+        groups = sorted(self._buffer.take(count), key=lambda g: g.issue_id)
         self._ledger.take(g.issue_id for g in groups)
         return groups
 
+    def commit(self) -> None:
+        """What was taken last has been trained."""
+        self._versions.end_step()
+        self._ledger.commit()
+        self.changes.notify()
+
+    def raise_version(self, version: int) -> None:
+        """The engines have ``version`` now."""
+        self._versions.raise_to(version)
+        self.changes.notify()
+
+    @property
+    def buffered(self) -> int:
+        """Finished groups that wait."""
+        return len(self._buffer)
+
     def _batch_is_ready(self) -> bool:
-        for group in self._buffer.remove_if(lambda g: is_stale(g, self._versions.current, self._staleness)):
+        for group in self._buffer.remove_if(lambda g: is_stale(g, self._versions.current, self._bounds.staleness)):
             if not (self._retry_unused and self._worker.issue_again(group.issue_id)):
                 self._ledger.give_up(group.issue_id, "stale")
                 self.changes.notify()
-        return self._buffer.has(self._batch_groups)
+        return self._buffer.has(self._bounds.batch_groups)
 
     def pause_starts(self) -> None:
         self._worker.pause_starts()
@@ -94,8 +112,8 @@ class WorkerFeed:
     def status(self) -> dict[str, Any]:
         """What is running and waiting now, for the live view."""
         return {
-            "buffer_groups": len(self._buffer),
-            "buffer_capacity": self._capacity,
+            "buffer_groups": self.buffered,
+            "buffer_capacity": self._bounds.buffer_groups,
             "running_samples": self._worker.running_samples,
             "generation_waits_for": self._worker.verdict(),
         }
@@ -113,15 +131,21 @@ class FunctionFeed:
     ) -> None:  # fmt: skip
         self.changes = Changes()
         self._path = path
-        self._args = args
-        self._source = source
         self._ledger = ledger
         self._versions = versions
         self._ahead = ahead
         self._interval = interval
         self._total_steps = total_steps
-        self._function = function
-        self._instance = function(RolloutFnConstructorInput(args, source)) if inspect.isclass(function) else None
+        self._function: Callable[..., Any] = function
+        self._arguments: Callable[[RolloutFnTrainInput], tuple[Any, ...]] = lambda given: (
+            args,
+            given.rollout_id,
+            source,
+        )
+        if inspect.isclass(function):
+            made: Any = function
+            self._function = made(RolloutFnConstructorInput(args, source)).__call__
+            self._arguments = lambda given: (given,)
         self._calls: asyncio.TaskGroup | None = None
         self._next: tuple[int, asyncio.Task[list[Group]]] | None = None
 
@@ -150,15 +174,11 @@ class FunctionFeed:
         self._next = (step, self._calls.create_task(call, name=f"rollout-function-{step}"))
 
     async def _call(self, given: RolloutFnTrainInput) -> list[Group]:
-        if self._instance is not None:
-            function, arguments = self._instance.__call__, (given,)
-        else:
-            function, arguments = self._function, (self._args, given.rollout_id, self._source)
         try:
-            if inspect.iscoroutinefunction(function):
-                result = await function(*arguments)
+            if inspect.iscoroutinefunction(self._function):
+                result = await self._function(*self._arguments(given))
             else:
-                result = await asyncio.to_thread(function, *arguments)
+                result = await asyncio.to_thread(self._function, *self._arguments(given))
         except Exception as error:  # the boundary to user code: whatever it raises is the hook's failure
             raise HookError(f"rollout function {self._path} failed at step {given.rollout_id}: {error!r}") from error
         return result.samples if isinstance(result, RolloutFnTrainOutput) else result

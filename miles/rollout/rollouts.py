@@ -44,7 +44,7 @@ class Rollouts:
         versions: Versions,
     ) -> None:
         self.client = client
-        self._feed = feed
+        self.feed = feed
         self._publisher = publisher
         self._evaluator = evaluator
         self._ledger = ledger
@@ -61,7 +61,7 @@ class Rollouts:
             with raising_first_cause():
                 async with asyncio.TaskGroup() as tasks:
                     parts = [
-                        tasks.create_task(self._feed.run(), name="feed"),
+                        tasks.create_task(self.feed.run(), name="feed"),
                         tasks.create_task(self._publisher.run(), name="publisher"),
                     ]
                     await self._closing.wait()
@@ -76,21 +76,21 @@ class Rollouts:
 
     async def take_batch(self, step: int) -> Batch:
         """Waits for the groups of the step that starts now, oldest first. Raises what stopped generation."""
-        groups = await self._feed.take(step)
+        groups = await self.feed.take(step)
         return Batch(step, self.version, tuple(groups))
 
     def commit(self) -> int:
         """The optimizer step of the batch last taken has ended. Returns how many groups were trained."""
         self._versions.end_step()
         trained = self._ledger.commit()
-        self._feed.changes.notify()
+        self.feed.changes.notify()
         return trained
 
     async def publish(self, weights: Weights) -> None:
         """Gives the engines new weights, then raises the version. Engines that fail to load them leave the routing."""
         await self._publisher.publish(weights)
         self._versions.raise_to(weights.version)
-        self._feed.changes.notify()
+        self.feed.changes.notify()
 
     def busy_weights(self) -> frozenset[str]:
         """Published weights that must not be overwritten."""
@@ -98,16 +98,16 @@ class Rollouts:
 
     async def evaluate(self) -> dict[str, list[Group]]:
         """The scored samples of every evaluation set, all of the current version: no training group starts meanwhile."""
-        self._feed.pause_starts()
+        self.feed.pause_starts()
         try:
             return await self._evaluator.run()
         finally:
-            self._feed.resume_starts()
+            self.feed.resume_starts()
 
     def status(self) -> dict[str, Any]:
         """What runs, waits and was lost: for the live view and the metrics."""
         counts = self._ledger.counts()
-        return self._feed.status() | {
+        return self.feed.status() | {
             "version": self.version,
             "outstanding_groups": counts.outstanding,
             "given_up": counts.given_up,
@@ -118,4 +118,4 @@ class Rollouts:
 
     def open_prompts(self) -> list[list[Sample]]:
         """What a resumed run has to issue again."""
-        return self._feed.open_prompts()
+        return self.feed.open_prompts()

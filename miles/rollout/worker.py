@@ -254,7 +254,7 @@ class RolloutWorker:
             raise
 
     async def _attempt_until_done(self, sample: Sample, group: OpenGroup) -> Sample | list[Sample]:
-        reason, cause = "", None
+        reason, cause = "", None  # type: str, Exception | None
         for attempt in range(self._attempts.budget + 1):
             sample.submit_version = self._versions.current if sample.submit_version is None else sample.submit_version
             sample.routing_key = sample.routing_key or f"group-{group.issue_id}"

@@ -55,7 +55,7 @@ class Record:
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         self.evaluations[step] = metrics
 
-    def waiting(self, who: str) -> None:
+    def doing(self, state: str) -> None:
         """Nobody looks on in virtual time."""
 
     def begin(self, step: int) -> str:

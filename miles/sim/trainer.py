@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
-from miles.driver.ring import Taken
 from miles.rollout.conversion import to_train_data
 from miles.rollout.rollouts import Rollouts
 from miles.types import Batch, Group, Weights, iter_samples
@@ -55,8 +53,8 @@ class DirectRollouts:
     inner: Rollouts
     evaluations: list[dict[str, list[Group]]] = field(default_factory=list)
 
-    async def take_batch(self, step: int) -> Any:
-        return Taken(await self.inner.take_batch(step), {})
+    async def take_batch(self, step: int) -> tuple[Batch, dict[str, float]]:
+        return await self.inner.take_batch(step), {}
 
     async def commit(self) -> None:
         self.inner.commit()
@@ -70,6 +68,3 @@ class DirectRollouts:
     async def evaluate(self) -> dict[str, float]:
         self.evaluations.append(await self.inner.evaluate())
         return {}
-
-    async def save(self, folder: str) -> None:
-        self.inner.open_prompts()

@@ -77,7 +77,8 @@ class Publisher:
                     await self._call(url, "/continue_generation", {}, self._health_timeout_s)
                 else:
                     await self._update(url, weights)
-            except EngineError:
+            except EngineError as error:
+                engine.aside = str(error)
                 await asyncio.sleep(delay)
                 continue
             if weights is self._newest:
@@ -95,7 +96,7 @@ class Publisher:
         self._held.setdefault(url, set()).add(weights.path)
         timeout_s = UPDATE_TIMEOUT_S[weights.kind]
         name = "model_path" if weights.kind == "disk" else "path"
-        payload = {name: weights.path, "weight_version": str(weights.version), "abort_all_requests": False}
+        payload = {name: weights.path, "weight_version": str(weights.version)}
         await self._call(url, "/pause_generation", {"mode": self._pause_mode}, timeout_s)
         try:
             await self._call(url, UPDATE_PATH[weights.kind], payload, timeout_s)

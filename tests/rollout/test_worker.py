@@ -426,7 +426,7 @@ def test_a_users_rollout_function_is_called_one_step_ahead_with_its_version():
         async def __call__(self, given):
             seen.append((given.rollout_id, given.weight_version))
             groups = self.source.get_samples(2)
-            for s in iter_samples(sum(groups, [])):
+            for s in [s for group in groups for s in group]:
                 s.tokens, s.response_length, s.rollout_log_probs, s.reward = [1, 2], 1, [-0.5], 1.0
                 s.weight_versions = [str(given.weight_version)]
             return groups

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from miles.errors import HookError
-from miles.types import Group
+from miles.hooks import hook_failed
+from miles.types import Group, first_sample
 
 
 @dataclass
@@ -20,9 +21,15 @@ class DynamicFilterOutput:
 
 
 def call_dynamic_filter(function: Callable[..., Any], args: Namespace, group: Group) -> DynamicFilterOutput:
-    """Asks a filter about a group; a plain bool is fine. Raises `HookError` naming the filter where it fails."""
+    """Asks a filter about a group; a plain bool is fine. Raises `HookError` where it fails or answers neither."""
+    name = f"dynamic filter {getattr(function, '__qualname__', function)}"
+    on = f"the group of sample {first_sample(group).index}"
     try:
         answer = function(args, group)
     except Exception as error:  # the boundary to user code: whatever it raises is the hook's failure
-        raise HookError(f"dynamic filter {getattr(function, '__qualname__', function)} failed: {error!r}") from error
-    return answer if isinstance(answer, DynamicFilterOutput) else DynamicFilterOutput(bool(answer))
+        raise hook_failed(name, function, error, on) from error
+    if isinstance(answer, DynamicFilterOutput):
+        return answer
+    if isinstance(answer, bool) or type(answer).__name__ in ("bool_", "bool"):
+        return DynamicFilterOutput(bool(answer))
+    raise HookError(f"{name} answered {answer!r} for {on}; a bool or a DynamicFilterOutput works")

@@ -1,0 +1,99 @@
+"""Command lines in, exit codes out: `miles train | check`, and the doors train.py and train_async.py.
+
+Exit codes: 0 done, 1 stopped by a failure, 2 settings that can't work, 130 interrupted (Ctrl-C), 143 terminated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import typer
+
+from miles.config import Problems, Settings
+from miles.errors import MilesError, SettingsError
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+app = typer.Typer(
+    help="Fully-asynchronous reinforcement learning for large language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command("train", context_settings=PASS_ON)
+def _train(
+    context: typer.Context,
+    sync: Annotated[bool, typer.Option("--sync", help="train synchronously, like train.py")] = False,
+) -> None:
+    """Train. Takes the flags of train_async.py; --help lists them."""
+    raise typer.Exit(train(context.args, program="train" if sync else "train_async"))
+
+
+@app.command("check", context_settings=PASS_ON)
+def _check(
+    context: typer.Context,
+    sync: Annotated[bool, typer.Option("--sync", help="check the flags of train.py")] = False,
+) -> None:
+    """Check the flags of a run and report every problem; nothing starts."""
+    raise typer.Exit(check(context.args, program="train" if sync else "train_async"))
+
+
+def main() -> None:
+    app()
+
+
+def train(argv: Sequence[str], *, program: Literal["train", "train_async"]) -> int:
+    """Trains as the flags say. Returns the exit code."""
+    if "--help" in argv or "-h" in argv:
+        sys.stdout.write(Settings.parser(f"{program}.py").format_help())
+        return 0
+    try:
+        settings = _checked(argv, program)
+        from miles.driver.run import run
+
+        return run(settings)
+    except SettingsError as error:
+        return _stop(str(error), 2)
+    except MilesError as error:
+        return _stop(f"miles stopped: {error}", 1)
+    except KeyboardInterrupt:
+        return _stop("interrupted", 130)
+    except asyncio.CancelledError:
+        return _stop("terminated", 143)
+
+
+def check(argv: Sequence[str], *, program: Literal["train", "train_async"]) -> int:
+    """Reports every problem of the flags. Returns the exit code."""
+    try:
+        settings = _checked(argv, program)
+    except SettingsError as error:
+        return _stop(str(error), 2)
+    sys.stdout.write(
+        f"no problems: {settings.mode}, {settings.num_engines} engine(s), {settings.trainer_ranks} trainer rank(s), "
+        f"{settings.rollout.rollout_batch_size} prompts x {settings.rollout.n_samples_per_prompt} samples = "
+        f"{settings.batch_samples} per step, {settings.optimizer_steps} optimizer step(s) of "
+        f"{settings.samples_per_optimizer_step} samples\n"
+    )
+    return 0
+
+
+def _checked(argv: Sequence[str], program: Literal["train", "train_async"]) -> Settings:
+    from miles.driver.check import check as check_rooms
+
+    problems = Problems()
+    settings = Settings.parse(argv, problems, program)
+    check_rooms(settings, problems)
+    for line in problems.warnings:
+        sys.stderr.write(f"warning: {line}\n")
+    problems.raise_all()
+    return settings
+
+
+def _stop(message: str, code: int) -> int:
+    sys.stderr.write(message + "\n")
+    return code

@@ -1,0 +1,240 @@
+"""The rooms as Ray actors: thin faces, so that the classes inside know nothing of Ray.
+
+EngineActor    one engine process, watched; tells the rollout actor when it comes and goes
+RolloutActor   `Rollouts` on the actor's own event loop, with the gateway beside it
+TrainerActor   one `TrainerRank`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from miles import loops
+from miles.cluster.engine_process import EngineProcess
+from miles.config import Settings
+from miles.data.render import PromptEncoder
+from miles.engine.gateway import Gateway
+from miles.engine.http import HttpTransport
+from miles.engine.launch import engine_command
+from miles.observe.metrics import eval_metrics, rollout_metrics
+from miles.rollout import fully_async_rollout
+from miles.rollout.assembly import assemble, make_client
+from miles.rollout.conversion import to_train_data
+from miles.rollout.data_source import RolloutDataSourceWithBuffer, eval_sets
+from miles.rollout.feed import WorkerFeed
+from miles.rollout.rm_hub.pool import ProcessScorer
+from miles.rollout.rm_hub.rewards import Rewards
+from miles.types import Weights
+from miles.weights.publish import Publisher
+
+SAMPLES_FILE = "rollouts.json"
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+class EngineSide:
+    """Starts an engine beside itself, and again whenever it dies."""
+
+    def __init__(self, settings: Settings, model: str, log: str) -> None:
+        port = free_port()
+        self._engine = EngineProcess(
+            engine_command(settings, model=model, port=port),
+            f"http://127.0.0.1:{port}",
+            Path(log),
+            start_timeout_s=settings.engine.engine_start_timeout_s,
+            health_interval_s=settings.engine.rollout_health_check_interval,
+            health_timeout_s=settings.engine.rollout_health_check_timeout,
+        )
+        self._running: asyncio.Task[None] | None = None
+
+    async def run(self, rollouts: Any) -> None:
+        """Until `stop`. Raises when the engine can't be started."""
+
+        async def up(url: str) -> None:
+            await rollouts.engine_up.remote(url, self._engine.pid, self._engine.restarts)
+
+        async def down(url: str, why: str) -> None:
+            await rollouts.engine_down.remote(url, why)
+
+        async with asyncio.TaskGroup() as tasks:
+            self._running = tasks.create_task(self._engine.run(up, down))
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+        await self._engine.stop()
+
+
+class RolloutSide:
+    """The rollout side of the ring. `start`, then `run` beside everything else."""
+
+    def __init__(self, settings: Settings, total_steps: int) -> None:
+        self._settings = settings
+        self._total_steps = total_steps
+        self._events: list[dict[str, Any]] = []
+
+    async def start(self, resume_from: str | None) -> str:
+        """Reads the data, starts the reward processes and the gateway. Returns the gateway's address."""
+        from transformers import AutoTokenizer
+
+        loops.adopt(asyncio.get_running_loop())
+        settings = self._settings
+        tokenizer = AutoTokenizer.from_pretrained(settings.model.hf_checkpoint)
+        data = settings.data
+        encoder = PromptEncoder(tokenizer, data.apply_chat_template, data.apply_chat_template_kwargs)
+        client = make_client(settings, HttpTransport())
+        self._table = client.table
+        self._gateway = Gateway(client, host=settings.engine.sglang_router_ip, port=settings.engine.sglang_router_port)
+        port = await self._gateway.start()
+        self._source = RolloutDataSourceWithBuffer.from_settings(settings)
+        if resume_from is not None:
+            self._source.load_state(json.loads((Path(resume_from) / SAMPLES_FILE).read_text()))
+        args = settings.namespace(sglang_router_port=port)
+        scorer = ProcessScorer(processes=settings.reward.reward_processes, timeout_s=settings.reward.reward_timeout_s)
+        self._rewards = Rewards(args, scorer)
+        publisher = Publisher(
+            client,
+            pause_mode=settings.engine.pause_generation_mode,
+            health_timeout_s=settings.engine.rollout_health_check_timeout,
+        )
+        self._rollouts = assemble(
+            settings, source=self._source, client=client, publisher=publisher, encode=encoder.encode,
+            scoring=self._rewards, eval_sets=eval_sets(settings), tokenizer=tokenizer, total_steps=self._total_steps,
+            sglang_router_port=port,
+        )  # fmt: skip
+        if isinstance(self._rollouts.feed, WorkerFeed):
+            fully_async_rollout.adopt_feed(self._rollouts.feed, args)
+        return f"http://{settings.engine.sglang_router_ip}:{port}"
+
+    async def run(self) -> None:
+        """Generates until `close`. Raises what stopped it otherwise."""
+        try:
+            await self._rollouts.run()
+        finally:
+            await self._rewards.close()
+            await self._gateway.close()
+
+    async def close(self) -> None:
+        self._rollouts.close()
+
+    # ---- the ring's calls
+
+    async def take_batch(self, step: int) -> tuple[Any, dict[str, float]]:
+        """The batch's columns (fetched by the trainer ranks alone) and the metrics of its samples."""
+        settings = self._settings
+        batch = await self._rollouts.take_batch(step)
+        groups = [g.samples for g in batch.groups]
+        metrics = rollout_metrics(
+            groups,
+            version=batch.version,
+            reward_key=settings.reward.reward_key,
+            max_response_len=settings.sampling.rollout_max_response_len,
+        )
+        return to_train_data(batch.groups, settings.reward.reward_key), metrics | self._counters()
+
+    def _counters(self) -> dict[str, float]:
+        status = self._rollouts.status()
+        named = {
+            "rollout/fully_async/queue_size": status.get("buffer_groups", 0),
+            "rollout/wasted_tokens": status["wasted_tokens"],
+            "rollout/outstanding_groups": status["outstanding_groups"],
+        }
+        if status["length_bias"] is not None:
+            named["rollout/length_bias"] = status["length_bias"]
+        return named | {f"rollout/given_up/{reason}": n for reason, n in status["given_up"].items()}
+
+    async def commit(self) -> int:
+        return self._rollouts.commit()
+
+    async def publish(self, weights: Weights) -> None:
+        await self._rollouts.publish(weights)
+
+    async def busy_weights(self) -> frozenset[str]:
+        return self._rollouts.busy_weights()
+
+    async def evaluate(self) -> dict[str, float]:
+        key = self._settings.reward.eval_reward_key or self._settings.reward.reward_key
+        metrics: dict[str, float] = {}
+        for name, groups in (await self._rollouts.evaluate()).items():
+            metrics |= eval_metrics(name, groups, reward_key=key)
+        return metrics
+
+    async def save(self, folder: str) -> None:
+        """The data cursor and the prompts that are open, so that a resumed run issues them again first."""
+        state = self._source.state(self._rollouts.open_prompts())
+        await asyncio.to_thread((Path(folder) / SAMPLES_FILE).write_text, json.dumps(state))
+
+    # ---- engines come and go
+
+    async def engine_up(self, url: str, pid: int, restarts: int) -> None:
+        if url not in self._table.engines:
+            self._table.add(url)
+        self._table.changes.notify()
+        self._events.append({"kind": "engine_up", "url": url, "pid": pid, "restarts": restarts})
+
+    async def engine_down(self, url: str, why: str) -> None:
+        self._table.set_aside(url, why)
+        self._events.append({"kind": "engine_down", "url": url, "why": why})
+
+    async def status(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What runs and waits now, and the events since the last call."""
+        events, self._events = self._events, []
+        return self._rollouts.status(), events
+
+
+class TrainerSide:
+    """One rank of the trainer."""
+
+    def __init__(self, settings: Settings, rank: int, world_size: int, total_steps: int) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._world_size = world_size
+        self._total_steps = total_steps
+
+    def address(self) -> str:
+        """Where the process group meets, on the node of rank 0."""
+        host = ray.util.get_node_ip_address()
+        return f"tcp://{host}:{free_port(host)}"
+
+    def start(self, address: str, resume_from: str | None) -> None:
+        from miles.train.rank import TrainerRank
+
+        self._trainer = TrainerRank(
+            self._settings,
+            rank=self._rank,
+            world_size=self._world_size,
+            init_method=address,
+            total_steps=self._total_steps,
+        )
+        if resume_from is not None:
+            self._trainer.load(resume_from)
+
+    def train(self, data: Any, step: int) -> dict[str, float]:
+        return self._trainer.train(data, step)
+
+    def write_weights(self, version: int, folder: str, busy: frozenset[str], kind: str) -> Weights:
+        return self._trainer.write_weights(version, folder, busy, kind)
+
+    def save(self, folder: str, *, optimizer: bool) -> None:
+        self._trainer.save(folder, optimizer=optimizer)
+
+    def export_hf(self, folder: str) -> None:
+        self._trainer.export_hf(folder)
+
+    def close(self) -> None:
+        self._trainer.close()
+
+
+EngineActor: Any = ray.remote(num_cpus=0)(EngineSide)
+RolloutActor: Any = ray.remote(num_cpus=0, max_concurrency=1000)(RolloutSide)
+TrainerActor: Any = ray.remote(num_cpus=0)(TrainerSide)

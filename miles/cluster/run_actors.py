@@ -1,0 +1,158 @@
+"""The actors of one run, started in order and ended in order: the two sides that the ring talks to.
+
+start    rollout actor ─▶ trainer ranks and engines side by side ─▶ everything answers
+stop     rollouts close ─▶ engines end ─▶ trainers end; each within what is left of the time limit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from miles.cluster.actors import EngineActor, RolloutActor, TrainerActor
+from miles.config import Settings
+from miles.errors import MilesError, WorkerDied
+from miles.types import Weights
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class RunActors:
+    """Rollout side and train side of the ring, over Ray."""
+
+    def __init__(self, settings: Settings, *, logs: Path, total_steps: int, resume_from: str | None) -> None:
+        self._settings = settings
+        self._logs = logs
+        self._total_steps = total_steps
+        self._resume_from = resume_from
+        self._rollouts: Any = None
+        self._trainers: list[Any] = []
+        self._engines: list[Any] = []
+        self._weights_kind = "disk" if settings.engine.update_weight_transfer_mode == "disk" else "shm"
+        self._weights_folder = self._make_weights_folder()
+
+    def _make_weights_folder(self) -> Path:
+        given = self._settings.engine.update_weight_disk_dir
+        if self._weights_kind == "disk":
+            folder = Path(given) if given else self._logs.parent / "weights"
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        return Path(tempfile.mkdtemp(prefix="miles-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
+
+    # ---- start, run, stop
+
+    async def start(self) -> None:
+        """Starts every actor and waits until each answers. Raises the first failure."""
+        settings = self._settings
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        ranks = settings.trainer_ranks
+        self._rollouts = RolloutActor.remote(settings, self._total_steps)
+        env = {"env_vars": {"OMP_NUM_THREADS": str(settings.model.torch_threads)}}
+        self._trainers = [
+            TrainerActor.options(num_gpus=gpus, runtime_env=env).remote(settings, rank, ranks, self._total_steps)
+            for rank in range(ranks)
+        ]
+        self._engines = [
+            EngineActor.options(num_gpus=gpus * settings.engine.rollout_num_gpus_per_engine).remote(
+                settings, settings.model.hf_checkpoint, str(self._logs / f"engine-{i}.log")
+            )
+            for i in range(settings.num_engines)
+        ]
+        self._running = [engine.run.remote(self._rollouts) for engine in self._engines]
+        address = await _answer(self._trainers[0].address.remote())
+        await _all(
+            self._rollouts.start.remote(self._resume_from),
+            *(t.start.remote(address, self._resume_from) for t in self._trainers),
+        )
+        self._running.append(self._rollouts.run.remote())
+
+    async def watch(self) -> None:
+        """Returns when everything that runs beside the ring has ended. Raises the first failure of it."""
+        await _all(*self._running)
+
+    async def stop(self) -> None:
+        """Ends everything in order. What does not end in time is ended by force when Ray goes down."""
+        try:
+            async with asyncio.timeout(self._settings.run.shutdown_timeout_s):
+                for calls in (
+                    [self._rollouts.close.remote()] if self._rollouts is not None else [],
+                    [e.stop.remote() for e in self._engines],
+                    [t.close.remote() for t in self._trainers],
+                ):
+                    await asyncio.gather(*(_answer(c) for c in calls), return_exceptions=True)
+        except TimeoutError:
+            pass
+        finally:
+            shutil.rmtree(self._weights_folder, ignore_errors=self._weights_kind == "shm")
+
+    # ---- the rollout side of the ring
+
+    async def take_batch(self, step: int) -> tuple[Any, dict[str, float]]:
+        """A reference to the batch's columns, which only trainers fetch, and the metrics of its samples."""
+        data, metrics = self._rollouts.take_batch.options(num_returns=2).remote(step)
+        return data, await _answer(metrics)
+
+    async def commit(self) -> None:
+        await _answer(self._rollouts.commit.remote())
+
+    async def busy_weights(self) -> frozenset[str]:
+        answer: frozenset[str] = await _answer(self._rollouts.busy_weights.remote())
+        return answer
+
+    async def publish(self, weights: Weights) -> None:
+        await _answer(self._rollouts.publish.remote(weights))
+
+    async def evaluate(self) -> dict[str, float]:
+        answer: dict[str, float] = await _answer(self._rollouts.evaluate.remote())
+        return answer
+
+    async def status(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The rollout side's status and the events since the last call."""
+        answer: tuple[dict[str, Any], list[dict[str, Any]]] = await _answer(self._rollouts.status.remote())
+        return answer
+
+    # ---- the train side of the ring
+
+    async def train(self, data: Any, step: int) -> dict[str, float]:
+        results: list[dict[str, float]] = await _all(*(t.train.remote(data, step) for t in self._trainers))
+        return results[0]
+
+    async def write_weights(self, version: int, busy: frozenset[str]) -> Weights:
+        folder = str(self._weights_folder)
+        results: list[Weights] = await _all(
+            *(t.write_weights.remote(version, folder, busy, self._weights_kind) for t in self._trainers)
+        )
+        return results[0]
+
+    async def save(self, step: int, folder: str) -> None:
+        """Trainer, data cursor and open prompts into ``folder``; the HF export where ``--save-hf`` says."""
+        checkpoint = self._settings.checkpoint
+        await _all(*(t.save.remote(folder, optimizer=not checkpoint.no_save_optim) for t in self._trainers))
+        await _answer(self._rollouts.save.remote(folder))
+        if checkpoint.save_hf is not None:
+            target = checkpoint.save_hf.replace("{rollout_id}", str(step))
+            os.makedirs(target, exist_ok=True)
+            await _all(*(t.export_hf.remote(target) for t in self._trainers))
+
+
+async def _answer(call: Awaitable[Any]) -> Any:
+    """What an actor answers. Raises the error that it raised, or `WorkerDied` where the actor itself is gone."""
+    try:
+        return await call
+    except RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, MilesError) else error) from None
+    except RayError as error:
+        raise WorkerDied(f"an actor died: {error}") from error
+
+
+async def _all(*calls: Awaitable[Any]) -> list[Any]:
+    """Every answer, or the first failure at once."""
+    return await asyncio.gather(*(_answer(c) for c in calls))

@@ -1,0 +1,52 @@
+"""A prompt in, the token ids that an engine gets out: the one renderer for sending prompts and for measuring them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from miles.errors import SettingsError
+from miles.types import Message
+
+
+class PromptEncoder:
+    """Encodes prompts with a ``transformers`` tokenizer.
+
+    With ``apply_chat_template`` a list of messages is rendered by the tokenizer's template, and so is a text, as one
+    user message; special tokens are the template's business. Without it a text is encoded as it is, with exactly one
+    BOS where the tokenizer adds one, whether the text starts with it or not, and never an EOS after it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        apply_chat_template: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if apply_chat_template and not tokenizer.chat_template:
+            raise SettingsError(["--apply-chat-template is set: the tokenizer has no chat template; leave it out"])
+        self._tokenizer = tokenizer
+        self._apply_chat_template = apply_chat_template
+        self._template_kwargs = {"add_generation_prompt": True} | dict(template_kwargs or {})
+        bos = tokenizer.bos_token_id
+        self._bos = [bos] if bos is not None and bos in tokenizer.encode("a")[:1] else []
+
+    def encode(self, prompt: str | Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
+        """Token ids of a prompt; ``tools`` are rendered by the template. Raises SettingsError without one."""
+        if self._apply_chat_template:
+            return self._encode_text(self.render(prompt, tools))
+        if not isinstance(prompt, str):
+            raise SettingsError(["--apply-chat-template is not set: a prompt is a list of messages; set the flag"])
+        ids = self._encode_text(prompt)
+        return ids if ids[:1] == self._bos else [*self._bos, *ids]
+
+    def render(self, prompt: str | Sequence[Message], tools: Sequence[Any] | None = None) -> str:
+        """The text that the chat template makes of a prompt."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        text = self._tokenizer.apply_chat_template(
+            messages, tools=list(tools) if tools else None, **self._template_kwargs | {"tokenize": False}
+        )
+        return str(text)
+
+    def _encode_text(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,65 @@
+"""Checkpoint folders: written under another name, visible at once when complete, found again by `--load`.
+
+checkpoints/step_000010/    what the trainer and the rollout side wrote, and ``checkpoint.json``
+checkpoints/latest          the name of the newest complete one
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PART = ".part"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint: ``step`` is the next one to train, ``version`` the weights that it holds."""
+
+    step: int
+    version: int
+    folder: str
+
+
+class CheckpointFolder:
+    """Writes checkpoints below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def begin(self, step: int) -> str:
+        """An empty folder to write the checkpoint after training step ``step`` into."""
+        part = self._folder / (_name(step) + PART)
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        return str(part)
+
+    def finish(self, step: int, version: int) -> None:
+        """Everything is written: the checkpoint becomes visible, then ``latest`` names it."""
+        part, final = self._folder / (_name(step) + PART), self._folder / _name(step)
+        (part / "checkpoint.json").write_text(json.dumps(asdict(Checkpoint(step + 1, version, str(final)))))
+        shutil.rmtree(final, ignore_errors=True)
+        part.rename(final)
+        latest = self._folder / ("latest" + PART)
+        latest.write_text(final.name)
+        latest.replace(self._folder / "latest")
+
+
+def find_checkpoint(load: str | None) -> Checkpoint | None:
+    """The checkpoint that ``--load`` means: a run folder, a checkpoints folder or one step; None where there is none yet."""
+    if load is None:
+        return None
+    given = Path(load)
+    for folder in (given, given / "checkpoints"):
+        latest = folder / "latest"
+        step = folder / latest.read_text().strip() if latest.exists() else folder
+        description = step / "checkpoint.json"
+        if description.exists():
+            return Checkpoint(**(json.loads(description.read_text()) | {"folder": str(step)}))
+    return None
+
+
+def _name(step: int) -> str:
+    return f"step_{step + 1:06d}"

@@ -1,0 +1,134 @@
+"""Checked settings in, a trained model and a run folder out: starts everything, turns the ring, shuts down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from miles.cluster.run_actors import RunActors
+from miles.cluster.session import ray_session
+from miles.config import Settings
+from miles.data.prompts import PromptSource
+from miles.driver.checkpoints import Checkpoint, CheckpointFolder, find_checkpoint
+from miles.driver.ring import Ring, Schedule
+from miles.driver.watch import Watch
+from miles.errors import SettingsError, raising_first_cause
+from miles.observe.live import LiveView
+from miles.observe.observer import Observer
+from miles.observe.run_folder import RunFolder
+from miles.observe.trackers import TensorBoard, Tracker
+
+STATUS_INTERVAL_S = 0.5
+
+
+def run(settings: Settings) -> int:
+    """One run from start to end. Returns the exit code; raises `MilesError` with the first cause, or KeyboardInterrupt."""
+    checkpoint = find_checkpoint(settings.checkpoint.load)
+    total = total_steps(settings)
+    start = checkpoint.step if checkpoint else 0
+    if start >= total:
+        raise SettingsError(
+            [f"--num-rollout {total}: the checkpoint has trained {start} steps already; {start + 1} works"]
+        )
+    folder = _open_folder(settings, checkpoint)
+    if settings.checkpoint.load and checkpoint is None:
+        sys.stderr.write(
+            f"--load {settings.checkpoint.load} holds no checkpoint: starting from {settings.model.hf_checkpoint}\n"
+        )
+    trackers: list[Tracker] = [TensorBoard(folder.path / "tensorboard")] if settings.run.use_tensorboard else []
+    with LiveView(folder.name, total, start_step=start) as view:
+        observer = Observer(folder, view, trackers)
+        observer.started(settings.to_json())
+        cause: str | None = "stopped"
+        try:
+            with ray_session():
+                asyncio.run(_run(settings, observer, folder.path, checkpoint, total))
+            cause = None
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            cause = "interrupted"
+            raise
+        except Exception as error:
+            cause = str(error) or type(error).__name__
+            raise
+        finally:
+            observer.close(cause)
+    return 0
+
+
+def total_steps(settings: Settings) -> int:
+    """``--num-rollout``, or as many steps as ``--num-epoch`` holds."""
+    if settings.rollout.num_rollout is not None:
+        return settings.rollout.num_rollout
+    data = settings.data
+    rows = PromptSource.from_file(
+        data.prompt_data or "", input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key
+    ).rows
+    return (data.num_epoch or 0) * rows // (settings.rollout.rollout_batch_size or 1)
+
+
+def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder:
+    """The run's folder. A resumed run goes on in the one that its checkpoint lies in, unless it has a name of its own."""
+    home = Path(checkpoint.folder).parent.parent if checkpoint else None
+    if home is not None and settings.run.run_name is None and (home / "settings.json").exists():
+        folder = RunFolder(home)
+    else:
+        folder = RunFolder.open(Path(settings.run.run_dir), settings.run.run_name)
+    if checkpoint is not None:
+        folder.go_back_to(checkpoint.step)
+    elif folder.last_step is not None:
+        raise SettingsError(
+            [f"--run-name {folder.name}: {folder.path} holds a run; another name works, or --load {folder.path}"]
+        )
+    return folder
+
+
+async def _run(settings: Settings, observer: Observer, home: Path, checkpoint: Checkpoint | None, total: int) -> None:
+    checkpoints = CheckpointFolder(Path(settings.checkpoint.save) if settings.checkpoint.save else home / "checkpoints")
+    watch = Watch(observer, settings)
+    actors = RunActors(
+        settings, logs=home / "logs", total_steps=total, resume_from=checkpoint.folder if checkpoint else None
+    )
+    schedule = Schedule(
+        start=checkpoint.step if checkpoint else 0,
+        total=total,
+        version=checkpoint.version - 1 if checkpoint else 0,
+        publish_interval=settings.engine.update_weights_interval,
+        eval_interval=settings.eval.eval_interval,
+        eval_before=not settings.eval.skip_eval_before_train,
+        save_interval=settings.checkpoint.save_interval,
+    )
+    ring = Ring(schedule, actors, actors, checkpoints, watch)
+    main = asyncio.current_task()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: main and main.cancel())
+    try:
+        with raising_first_cause():
+            await actors.start()
+            async with asyncio.TaskGroup() as tasks:
+                beside = [
+                    tasks.create_task(actors.watch(), name="actors"),
+                    tasks.create_task(_show(actors, watch), name="status"),
+                ]
+                await ring.run()
+                for task in beside:
+                    task.cancel()
+    finally:
+        await actors.stop()
+
+
+async def _show(actors: RunActors, watch: Watch) -> None:
+    """Keeps the live view current and records what the actors report."""
+    async for _ in _ticks(STATUS_INTERVAL_S):
+        status, events = await actors.status()
+        watch.status(status)
+        for event in events:
+            watch.event(event)
+
+
+async def _ticks(interval_s: float) -> AsyncIterator[None]:
+    """One item every ``interval_s`` seconds: a sampling clock, not a wait for anything."""
+    while True:
+        yield
+        await asyncio.sleep(interval_s)

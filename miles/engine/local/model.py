@@ -1,0 +1,138 @@
+"""Token ids and positions of one step in, float32 logits out: a Llama or Qwen3 decoder over borrowed weights.
+
+A `Model` is immutable. New weights make a new one, which costs views, not copies; adopting it is a pointer swap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from miles.engine.local.model_config import Llama3Scaling, ModelConfig
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""``attend(layer, q_NHD, k_NKD, v_NKD)`` keeps k and v and returns the attention output, of q's shape."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class Model:
+    """The decoder of ``config`` over ``weights`` (Hugging Face names), which it reads in place and never writes."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+        self._config = config
+        self._embed = weights["model.embed_tokens.weight"]
+        self._head = self._embed if config.tied else weights["lm_head.weight"]
+        self._norm = weights["model.norm.weight"]
+        self._layers = [_layer(config, weights, f"model.layers.{i}") for i in range(config.layers)]
+        self._inverse_frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+
+    def forward(self, tokens_N: Tensor, positions_N: Tensor, last_B: Tensor, attend: Attend) -> Tensor:
+        """Logits (B, vocab) in float32 of the tokens at the indices ``last_B``; N counts all tokens of the step."""
+        config = self._config
+        x = F.embedding(tokens_N, self._embed)
+        rotation = self._rotation(positions_N, x.dtype)
+        for index, layer in enumerate(self._layers):
+            h = _rms_norm(x, layer.input_norm, config.norm_eps)
+            x = x + self._attention(index, layer, h, rotation, attend)
+            h = _rms_norm(x, layer.mlp_norm, config.norm_eps)
+            gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        x = _rms_norm(x[last_B], self._norm, config.norm_eps)
+        return F.linear(x, self._head).float()
+
+    def _attention(
+        self, index: int, layer: _Layer, h: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend
+    ) -> Tensor:
+        heads, kv, d = self._config.heads, self._config.kv_heads, self._config.head_dim
+        qkv_NHD = F.linear(h, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv, d)
+        qk, v = qkv_NHD[:, : heads + kv], qkv_NHD[:, heads + kv :]
+        if layer.qk_norm is not None:
+            qk = _rms_norm(qk, layer.qk_norm, self._config.norm_eps)
+        qk = _rotate(qk, *rotation)
+        mixed = attend(index, qk[:, :heads], qk[:, heads:], v)
+        return F.linear(mixed.reshape(-1, heads * d), layer.out, layer.out_bias)
+
+    def _rotation(self, positions_N: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine (N, 1, head_dim), computed in float32 and rounded like transformers does."""
+        angles = positions_N[:, None].float() * self._inverse_frequencies
+        angles = torch.cat((angles, angles), dim=-1)[:, None]
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def inverse_frequencies(head_dim: int, theta: float, scaling: Llama3Scaling | None) -> Tensor:
+    """Angle per position of each rotated pair, float32 of shape (head_dim / 2).
+
+    RoPE: Su et al. 2021; ``scaling``: Llama 3.1, slow rotations stretched by ``factor``, smoothly in between.
+    """
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    if scaling is None:
+        return frequencies
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * kept + frequencies / scaling.factor * (1 - kept)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalises the last dimension in float32; the weight is applied in x's own dtype, as transformers does."""
+    return F.rms_norm(x, x.shape[-1:], None, eps) * weight
+
+
+def _rotate(x_NHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x_NHD.chunk(2, dim=-1)
+    return x_NHD * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _layer(config: ModelConfig, weights: Mapping[str, Tensor], name: str) -> _Layer:
+    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+    projections = [f"{attention}.{p}_proj" for p in "qkv"]
+    halves = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
+    qk_norm = None
+    if config.qk_norm:
+        q, k = weights[f"{attention}.q_norm.weight"], weights[f"{attention}.k_norm.weight"]
+        qk_norm = torch.cat((q.expand(config.heads, -1), k.expand(config.kv_heads, -1)))
+    return _Layer(
+        input_norm=weights[f"{name}.input_layernorm.weight"],
+        qkv=_joined([weights[f"{p}.weight"] for p in projections]),
+        qkv_bias=_joined([weights[f"{p}.bias"] for p in projections]) if config.attention_bias else None,
+        qk_norm=qk_norm,
+        out=weights[f"{attention}.o_proj.weight"],
+        out_bias=weights.get(f"{attention}.o_proj.bias"),
+        mlp_norm=weights[f"{name}.post_attention_layernorm.weight"],
+        gate_up=_joined([weights[f"{p}.weight"] for p in halves]),
+        gate_up_bias=_joined([weights[f"{p}.bias"] for p in halves]) if config.mlp_bias else None,
+        down=weights[f"{mlp}.down_proj.weight"],
+        down_bias=weights.get(f"{mlp}.down_proj.bias"),
+    )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The parts stacked along dimension 0: a view where they lie one after the other in memory, else a copy."""
+    if all(
+        a.data_ptr() + a.nbytes == b.data_ptr() and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+        for a, b in pairwise(parts)
+    ):
+        first = parts[0]
+        rows = sum(p.shape[0] for p in parts)
+        return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+    return torch.cat(parts)

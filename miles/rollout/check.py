@@ -1,0 +1,88 @@
+"""Settings in, every problem of the schedule out: settings under which no group could start or no batch ever fill."""
+
+from __future__ import annotations
+
+from miles.config import Problems, Settings
+from miles.config.settings import FIRST_ERA_PATHS
+from miles.errors import HookError
+from miles.hooks import load_function
+
+
+def check(settings: Settings, problems: Problems) -> None:
+    """The rollout room's own settings."""
+    if settings.rollout.rollout_batch_size is None:
+        problems.add("--rollout-batch-size", None, "prompts per training step are needed", "for example 32 works")
+    _check_schedule(settings, problems)
+    _check_mode(settings, problems)
+    _check_hooks(settings, problems)
+
+
+def _check_schedule(settings: Settings, problems: Problems) -> None:
+    rollout, n = settings.rollout, settings.rollout.n_samples_per_prompt
+    batch = rollout.rollout_batch_size
+    if rollout.async_max_concurrent_samples is not None and rollout.async_max_concurrent_samples < n:
+        problems.add(
+            "--async-max-concurrent-samples", rollout.async_max_concurrent_samples,
+            f"one group needs --n-samples-per-prompt {n} slots at once, so none could ever start", f"{n} or more works",
+        )  # fmt: skip
+    if batch is not None and settings.buffer_groups < 1:
+        problems.add(
+            "--async-data-buffer-capacity-factor", rollout.async_data_buffer_capacity_factor,
+            f"{rollout.async_data_buffer_capacity_factor:g} x {batch} groups rounds down to a buffer of 0", f"{1 / batch:.3g} works",
+        )  # fmt: skip
+    elif batch is not None and settings.buffer_groups + settings.slots // n < batch:
+        problems.add(
+            "--async-data-buffer-capacity-factor", rollout.async_data_buffer_capacity_factor,
+            f"{settings.buffer_groups} groups in the buffer and {settings.slots // n} running never make a batch of {batch}",
+            "1 works",
+        )  # fmt: skip
+    for flag, value in (
+        ("--max-weight-staleness", rollout.max_weight_staleness),
+        ("--rollout-retry-budget", rollout.rollout_retry_budget),
+    ):
+        if value is not None and value < 0:
+            problems.add(flag, value, "must not be negative", "0 or more works")
+    if rollout.max_weight_staleness is not None and not settings.fully_async:
+        problems.warn(f"--max-weight-staleness bounds fully-async training only; this run is {settings.mode}")
+    if settings.sampling.rollout_max_response_len is None and settings.sampling.rollout_max_context_len is None:
+        problems.add("--rollout-max-response-len", None, "nothing bounds a response", "for example 1024 works")
+
+
+def _check_mode(settings: Settings, problems: Problems) -> None:
+    rollout = settings.rollout
+    path = rollout.rollout_function_path
+    if rollout.fully_async and path is not None:
+        problems.add(
+            "--rollout-function-path",
+            path,
+            "--fully-async picks the rollout function itself",
+            "leave one of the two out",
+        )
+    if settings.fully_async and settings.program == "train":
+        problems.add("--fully-async", "", "train.py trains synchronously", "run train_async.py")
+    if path == FIRST_ERA_PATHS[-1]:
+        problems.warn(f"--rollout-function-path {path} has moved to {FIRST_ERA_PATHS[0]}; it works as before")
+    if settings.fully_async and settings.engine.pause_generation_mode == "abort":
+        problems.add(
+            "--pause-generation-mode", "abort", "each weight update would abort every running sample of a fully-async run",
+            "retract or in_place works",
+        )  # fmt: skip
+    if rollout.staleness_policy != "evict":
+        problems.add("--staleness-policy", rollout.staleness_policy, "is not here yet", "evict works")
+    if rollout.rollout_partial_groups and settings.reward.group_rm:
+        problems.add("--rollout-partial-groups", "", "--group-rm scores whole groups", "leave one of the two out")
+
+
+def _check_hooks(settings: Settings, problems: Problems) -> None:
+    rollout = settings.rollout
+    paths = {
+        "--custom-generate-function-path": rollout.custom_generate_function_path,
+        "--dynamic-sampling-filter-path": rollout.dynamic_sampling_filter_path,
+    }
+    if settings.mode == "function":
+        paths["--rollout-function-path"] = rollout.rollout_function_path
+    for flag, path in paths.items():
+        try:
+            load_function(path)
+        except HookError as error:
+            problems.add(flag, path, str(error), "give a path that can be imported here")

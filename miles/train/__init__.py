@@ -1,0 +1,1 @@
+"""Batches in, new weights out: packing, advantages, losses, FSDP2, checkpoints."""

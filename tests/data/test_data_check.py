@@ -1,0 +1,77 @@
+"""Laws of the start-up check: each thing wrong with the prompts is one problem with flag, value and what works."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from miles.config import Problems, Settings
+from miles.data.check import check
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1+1=", "label": "2"}\n' * 5)
+    return path
+
+
+def problems_of(*flags):
+    problems = Problems()
+    settings = Settings.parse([str(f) for f in flags], problems)
+    check(settings, problems)
+    return problems.lines
+
+
+def good(rows, *more):
+    return ("--prompt-data", rows, "--input-key", "prompt", "--label-key", "label", "--num-rollout", 2, *more)
+
+
+def test_usable_prompts_are_no_problem(rows):
+    assert problems_of(*good(rows, "--eval-prompt-data", "x", rows, "y", rows, "--eval-interval", 1)) == []
+    assert problems_of(*good(rows, "--eval-prompt-data", rows)) == []
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--prompt-data", "none.jsonl"], "--prompt-data none.jsonl: there is no such file"),
+    (["--prompt-data", "rows.jsonl@[0:10]"], r"rows.jsonl@\[0:10\]: slices of a file"),
+    (["--prompt-data", "rows.parquet"], "files of type .parquet can't be read; a JSONL file works"),
+    (["--input-key", "question"], r'rows.jsonl:1: has no prompt key "question"; its keys are "prompt", "label"'),
+    (["--label-key", "answer"], r'rows.jsonl:1: has no label key "answer"; its keys are "prompt", "label"'),
+    (["--eval-interval", "5"], "--eval-prompt-data is not set: --eval-interval is 5"),
+    (["--eval-prompt-data", "a", "b", "c"], "--eval-prompt-data a b c: 3 words are no NAME PATH pairs"),
+    (["--eval-prompt-data", "a", "none.jsonl"], "--eval-prompt-data a none.jsonl: there is no such file"),
+    (["--eval-label-key", "x", "--eval-prompt-data", "a", "{rows}"], r'rows.jsonl:1: has no label key "x"'),
+    (["--eval-prompt-data", "a", "{rows}", "a", "{rows}"], "--eval-prompt-data a: the name is given to 2 files"),
+])  # fmt: skip
+def test_each_fault_is_one_problem(rows, flags, said):
+    (line,) = problems_of(*good(rows), *(f.replace("{rows}", str(rows)) for f in flags))
+    assert re.search(said, line), line
+
+
+def test_a_run_needs_prompts_and_an_end():
+    lines = problems_of()
+    assert any(line.startswith("--prompt-data is not set") for line in lines)
+    assert any(line.startswith("--num-rollout is not set: nor is --num-epoch") for line in lines)
+
+
+def test_epochs_too_short_for_a_step_show_the_arithmetic(rows):
+    flags = ("--prompt-data", rows, "--input-key", "prompt", "--num-epoch", 2, "--rollout-batch-size")
+    assert problems_of(*flags, 10) == []
+    (line,) = problems_of(*flags, 11)
+    assert "2 epochs x 5 rows = 10 prompts, fewer than the 11 of one step" in line
+    assert "--num-epoch 3" in line
+
+
+def test_messages_need_the_template_flag(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    path.write_text('{"input": [{"role": "user", "content": "hi"}]}\n')
+    (line,) = problems_of("--prompt-data", path, "--num-rollout", 1)
+    assert "with --apply-chat-template it works" in line
+    assert problems_of("--prompt-data", path, "--num-rollout", 1, "--apply-chat-template") == []
+
+
+def test_data_room_imports_without_torch():
+    code = "import sys, miles.data, miles.data.check; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,40 @@
+"""Checkpoint folders: what is found is complete."""
+
+import pytest
+
+from miles.driver.checkpoints import CheckpointFolder, find_checkpoint
+
+
+def save(folder, step, version=1):
+    checkpoints = CheckpointFolder(folder)
+    checkpoints.begin(step)
+    checkpoints.finish(step, version)
+
+
+@pytest.mark.parametrize("way", ["", "checkpoints", "checkpoints/step_000010"])
+def test_load_takes_a_run_a_checkpoints_folder_or_one_step(tmp_path, way):
+    save(tmp_path / "checkpoints", 9, version=7)
+    found = find_checkpoint(str(tmp_path / way))
+    assert (found.step, found.version) == (10, 7)
+    assert found.folder == str(tmp_path / "checkpoints" / "step_000010")
+
+
+def test_a_checkpoint_that_is_still_written_is_not_found(tmp_path):
+    """K7: step 10 is complete, step 20 is not."""
+    save(tmp_path, 9)
+    CheckpointFolder(tmp_path).begin(19)
+    assert find_checkpoint(str(tmp_path)).step == 10
+
+
+@pytest.mark.parametrize("what", ["missing", "empty"])
+def test_a_folder_without_a_checkpoint_starts_from_the_beginning(tmp_path, what):
+    if what == "empty":
+        (tmp_path / what).mkdir()
+    assert find_checkpoint(str(tmp_path / what)) is None
+    assert find_checkpoint(None) is None
+
+
+def test_the_same_step_again_replaces_the_old_one(tmp_path):
+    save(tmp_path, 9, version=3)
+    save(tmp_path, 9, version=4)
+    assert find_checkpoint(str(tmp_path)).version == 4

@@ -1,0 +1,446 @@
+"""The HTTP surface, on the ASGI application itself: what clients send, what they get, and what it does to the rest."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from miles.engine.local.application import Application
+from miles.engine.local.server import EngineOptions, Loaded
+from miles.errors import SettingsError
+from tests.engine.local.test_local_loading import write_segment
+from tests.engine.local.tiny import VOCAB, steps
+
+PROMPT = [5, 9, 2]
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+class Server:
+    """A served engine. ``client`` speaks HTTP to it; conditions are awaited, never slept for."""
+
+    def __init__(self, service):
+        self.service = service
+        self.app = Application(service)
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://engine")
+
+    async def generate(self, new, prompt=PROMPT, rid=None, **params):
+        return await self.post(
+            "/generate",
+            input_ids=prompt,
+            sampling_params=GREEDY | {"max_new_tokens": new} | params,
+            return_logprob=True,
+            rid=rid,
+        )
+
+    async def post(self, endpoint, /, **body):
+        return await self.client.post(endpoint, json=body, timeout=60)
+
+    async def version(self):
+        return (await self.client.get("/model_info")).json()["weight_version"]
+
+    async def wait_waiting(self, count):
+        """Until ``count`` requests wait; only a paused engine has them wait for long."""
+        while await self.service.between_steps(lambda: self.service.engine.waiting) != count:
+            pass
+
+    async def frozen(self, *generations, tokens=3):
+        """Starts requests and freezes them in place when each has so many tokens."""
+        await self.post("/pause_generation", mode="in_place")
+        tasks = [asyncio.create_task(g) for g in generations]
+        await self.wait_waiting(len(tasks))
+        await self.service.between_steps(lambda: self.advance(tokens))
+        return tasks
+
+    def advance(self, count):
+        engine = self.service.engine
+        engine.resume()
+        steps(engine, count)
+        engine.pause("in_place")
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, **options):
+    service = Loaded.load(EngineOptions(folder, dtype="float32", **options)).service()
+    server = Server(service)
+    try:
+        yield server
+    finally:
+        await server.client.aclose()
+        service.thread.stop()
+        assert await asyncio.to_thread(service.thread.wait_stopped, 30)
+
+
+def served(test):
+    """Runs a coroutine test with a server over the folder of its ``folder`` fixture."""
+
+    def run(folder, other_folder, tmp_path):
+        async def main():
+            async with serving(folder) as server:
+                names = test.__code__.co_varnames[1 : test.__code__.co_argcount]
+                fixtures = {"folder": folder, "other_folder": other_folder, "tmp_path": tmp_path}
+                await test(server, **{name: fixtures[name] for name in names})
+
+        asyncio.run(main())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+def is_mapped(path):
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+def message(reply):
+    return reply.json()["error"]["message"]
+
+
+def spans(reply):
+    return [(s["version"], s["start"], s["end"]) for s in reply.json()["meta_info"]["weight_versions"]]
+
+
+def reason(reply):
+    return reply.json()["meta_info"]["finish_reason"]["type"]
+
+
+@served
+async def test_reply_has_the_shape_of_sglang(server):
+    body = (await server.generate(4, rid="mine")).json()
+    meta = body["meta_info"]
+    assert set(body) == {"text", "output_ids", "meta_info"}
+    assert meta["id"] == "mine"
+    assert meta["finish_reason"] == {"type": "length", "length": 4}
+    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (3, 4, 0)
+    assert (meta["weight_version"], meta["weight_versions"]) == (
+        "default",
+        [{"version": "default", "start": 0, "end": 4}],
+    )
+    assert [entry[1:] for entry in meta["output_token_logprobs"]] == [[i, None] for i in body["output_ids"]]
+    assert all(entry[0] <= 0 for entry in meta["output_token_logprobs"])
+    assert meta["e2e_latency"] >= 0
+    assert body["text"] == " ".join(f"w{i}" for i in body["output_ids"])
+
+
+@served
+async def test_log_probs_are_sent_only_when_asked_for_and_ids_always(server):
+    body = (await server.post("/generate", input_ids=PROMPT, sampling_params={"max_new_tokens": 3})).json()
+    assert "output_token_logprobs" not in body["meta_info"]
+    assert len(body["output_ids"]) == 3
+
+
+@served
+async def test_text_prompts_are_the_same_as_their_ids(server):
+    text = await server.post("/generate", text="w5 w9 w2", sampling_params=GREEDY | {"max_new_tokens": 6})
+    assert text.json()["output_ids"] == (await server.generate(6)).json()["output_ids"]
+
+
+@served
+async def test_many_requests_at_once_get_each_what_they_get_alone(server):
+    seeds = range(24)
+    alone = [await server.generate(9, temperature=1, sampling_seed=s, prompt=[s, 3]) for s in seeds]
+    together = await asyncio.gather(
+        *[server.generate(9, temperature=1, sampling_seed=s, prompt=[s, 3]) for s in reversed(seeds)]
+    )
+    assert [r.json()["output_ids"] for r in reversed(together)] == [r.json()["output_ids"] for r in alone]
+
+
+@served
+async def test_wrong_requests_get_400_with_a_reason_and_cost_nothing(server):
+    broken = await server.client.post("/generate", content=b'{"input_ids": [1')
+    assert broken.status_code == 400 and "not valid JSON" in message(broken)
+    too_long = await server.generate(500, prompt=[1] * 100)
+    assert too_long.status_code == 400
+    assert "100 tokens and max_new_tokens is 500" in message(too_long) and "context of 512" in message(too_long)
+    unknown = await server.generate(5, temprature=1)
+    assert unknown.status_code == 400 and "temprature is unknown" in message(unknown)
+    outside = await server.generate(5, prompt=[VOCAB])
+    assert outside.status_code == 400 and f"input_ids holds {VOCAB}" in message(outside)
+    assert (await server.generate(5)).status_code == 200
+
+
+@served
+async def test_wrong_control_calls_get_400_with_the_field(server):
+    cases = [
+        ("/pause_generation", {"mode": "softly"}, "mode"),
+        ("/pause_generation", {"node": "abort"}, "node"),
+        ("/abort_request", {}, "rid"),
+        ("/abort_request", {"abort_all": "perhaps"}, "abort_all"),
+        ("/update_weight_version", {}, "new_version"),
+        ("/update_weights_from_disk", {"weight_version": "2"}, "model_path"),
+        ("/update_weights_from_disk", {"model_path": "/x", "load_format": "gguf"}, "load_format 'gguf'"),
+        ("/update_weights_from_shared_memory", {"path": "/x"}, "weight_version"),
+    ]
+    for path, body, said in cases:
+        reply = await server.post(path, **body)
+        assert reply.status_code == 400 and said in message(reply), (path, reply.text)
+    assert (await server.client.get("/generate")).status_code == 404
+    assert (await server.client.get("/nowhere")).status_code == 404
+    assert (await server.post("/health")).status_code == 405
+
+
+@served
+async def test_health_and_descriptions(server, folder):
+    for path in ("/health", "/health_generate"):
+        assert (await server.client.get(path)).status_code == 200
+    for path in ("/server_info", "/get_server_info"):
+        info = (await server.client.get(path)).json()
+        assert info["weight_version"] == "default" and info["context_length"] == 512 and info["vocab_size"] == VOCAB
+    for path in ("/model_info", "/get_model_info"):
+        info = (await server.client.get(path)).json()
+        assert info["weight_version"] == "default" and info["model_path"] == str(folder)
+    assert (await server.client.get("/get_weight_version")).json() == {"weight_version": "default"}
+
+
+@served
+async def test_health_answers_while_generation_is_paused(server):
+    await server.post("/pause_generation", mode="retract")
+    assert (await server.client.get("/server_info")).json()["is_paused"] is True
+    assert (await server.client.get("/health_generate")).status_code == 200
+
+
+@served
+async def test_in_place_update_over_http_has_exact_spans(server, other_folder):
+    frozen = await server.frozen(server.generate(9), server.generate(9, prompt=[7]))
+    update = await server.post("/update_weights_from_disk", model_path=str(other_folder), weight_version="2")
+    assert update.status_code == 200
+    assert not any(task.done() for task in frozen)
+    await server.post("/continue_generation")
+    for reply in await asyncio.gather(*frozen):
+        assert spans(reply) == [("default", 0, 3), ("2", 3, 9)]
+        assert reply.json()["meta_info"]["weight_version"] == "2"
+
+
+@served
+async def test_retract_and_update_over_http_loses_no_request(server, other_folder):
+    tasks = await server.frozen(*[server.generate(9, prompt=[i]) for i in range(5)])
+    await server.post("/pause_generation", mode="retract")
+    info = (await server.client.get("/server_info")).json()
+    assert (info["num_running_reqs"], info["num_queue_reqs"]) == (0, 5)
+    assert (await server.post("/flush_cache")).status_code == 200
+    await server.post("/update_weights_from_disk", model_path=str(other_folder), weight_version="2")
+    await server.post("/continue_generation")
+    for reply in await asyncio.gather(*tasks):
+        assert reason(reply) == "length"
+        assert spans(reply) == [("default", 0, 3), ("2", 3, 9)]
+
+
+@served
+async def test_abort_pause_returns_partial_tokens_and_later_requests_wait(server):
+    (running,) = await server.frozen(server.generate(9))
+    await server.post("/pause_generation")
+    reply = await running
+    assert reason(reply) == "abort"
+    meta = reply.json()["meta_info"]
+    assert meta["completion_tokens"] == len(meta["output_token_logprobs"]) == len(reply.json()["output_ids"]) == 3
+    later = asyncio.create_task(server.generate(2))
+    await server.wait_waiting(1)
+    await server.post("/continue_generation")
+    assert reason(await later) == "length"
+
+
+@served
+async def test_request_aborted_before_it_started_has_empty_arrays(server):
+    await server.post("/pause_generation", mode="in_place")
+    waiting = asyncio.create_task(server.generate(5, rid="w"))
+    await server.wait_waiting(1)
+    assert (await server.post("/abort_request", rid="w")).json() == {"aborted": 1}
+    body = (await waiting).json()
+    assert (body["text"], body["output_ids"], body["meta_info"]["output_token_logprobs"]) == ("", [], [])
+    assert body["meta_info"]["weight_versions"] == []
+    assert body["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+@served
+async def test_abort_by_id_ends_that_request_only(server):
+    one, other = await server.frozen(server.generate(9, rid="one"), server.generate(9, rid="other"))
+    assert (await server.post("/abort_request", rid="one")).json() == {"aborted": 1}
+    assert (await server.post("/abort_request", rid="one")).json() == {"aborted": 0}
+    assert reason(await one) == "abort"
+    await server.post("/continue_generation")
+    assert reason(await other) == "length"
+
+
+@served
+async def test_abort_all_ends_everything(server):
+    tasks = await server.frozen(*[server.generate(9) for _ in range(4)])
+    assert (await server.post("/abort_request", abort_all=True)).json() == {"aborted": 4}
+    assert [reason(r) for r in await asyncio.gather(*tasks)] == ["abort"] * 4
+
+
+@served
+async def test_flush_is_refused_while_requests_run(server):
+    (task,) = await server.frozen(server.generate(9))
+    refused = await server.post("/flush_cache")
+    assert refused.status_code == 400 and "1 requests are running" in message(refused)
+    await server.post("/continue_generation")
+    await task
+    assert (await server.client.get("/flush_cache")).status_code == 200
+
+
+@served
+async def test_label_update_aborts_nothing_unless_asked(server):
+    tasks = await server.frozen(server.generate(9), server.generate(9))
+    await server.post("/update_weight_version", new_version="5")
+    await server.post("/continue_generation")
+    replies = await asyncio.gather(*tasks)
+    assert [reason(r) for r in replies] == ["length"] * 2
+    assert [s[0] for s in spans(replies[0])] == ["default", "5"]
+    tasks = await server.frozen(server.generate(9), server.generate(9))
+    await server.post("/update_weight_version", new_version="6", abort_all_requests=True)
+    assert [reason(r) for r in await asyncio.gather(*tasks)] == ["abort"] * 2
+    assert await server.version() == "6"
+
+
+@served
+async def test_refused_update_leaves_old_weights_and_version_serving(server, other_folder, tmp_path):
+    before = (await server.generate(20)).json()["output_ids"]
+    tensors = load_file(other_folder / "model.safetensors")
+    tensors["model.norm.weight"] = torch.ones(5)
+    save_file(tensors, tmp_path / "model.safetensors")
+    for path, body in (
+        ("/update_weights_from_disk", {"model_path": str(tmp_path)}),
+        ("/update_weights_from_disk", {"model_path": str(tmp_path / "nowhere")}),
+        ("/update_weights_from_shared_memory", {"path": str(tmp_path / "nowhere.bin")}),
+        ("/update_weights_from_shared_memory", {"path": str(write_segment(tmp_path, tensors))}),
+    ):
+        reply = await server.post(path, **body, weight_version="2")
+        assert reply.status_code == 400 and str(tmp_path) in message(reply)
+        assert await server.version() == "default"
+        assert (await server.generate(20)).json()["output_ids"] == before
+    assert "model.norm.weight has shape [5], Qwen3ForCausalLM needs [48]" in message(reply)
+
+
+@served
+async def test_update_sets_weights_and_label_together_and_drops_the_former_segment(server, other_folder, tmp_path):
+    before = (await server.generate(20)).json()["output_ids"]
+    paths = []
+    for version in ("1", "2", "3"):
+        folder = tmp_path / version
+        folder.mkdir()
+        paths.append(write_segment(folder, load_file(other_folder / "model.safetensors")))
+        reply = await server.post("/update_weights_from_shared_memory", path=str(paths[-1]), weight_version=version)
+        assert reply.json() == {"success": True, "weight_version": version}
+        assert [is_mapped(path) for path in paths] == [False] * (len(paths) - 1) + [True]
+        assert await server.version() == version
+    after = await server.generate(20)
+    assert after.json()["output_ids"] != before
+    assert spans(after) == [("3", 0, 20)]
+
+
+@served
+async def test_update_from_disk_without_a_label_keeps_the_label(server, other_folder):
+    before = (await server.generate(20)).json()["output_ids"]
+    reply = await server.post("/update_weights_from_disk", model_path=str(other_folder), load_format=None)
+    assert reply.json() == {"success": True, "weight_version": "default"}
+    assert (await server.generate(20)).json()["output_ids"] != before
+
+
+@served
+async def test_nan_weights_give_500_and_the_server_lives_until_good_ones_heal_it(server, folder, tmp_path):
+    before = (await server.generate(20)).json()["output_ids"]
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"].fill_(torch.nan)
+    save_file(tensors, tmp_path / "model.safetensors")
+    await server.post("/update_weights_from_disk", model_path=str(tmp_path), weight_version="2")
+    for reply in await asyncio.gather(*[server.generate(20) for _ in range(3)]):
+        assert reply.status_code == 500 and "not finite" in message(reply) and "'2'" in message(reply)
+    assert (await server.client.get("/health")).status_code == 200
+    assert (await server.client.get("/health_generate")).status_code == 500
+    await server.post("/update_weights_from_disk", model_path=str(folder), weight_version="3")
+    assert (await server.generate(20)).json()["output_ids"] == before
+
+
+@served
+async def test_client_that_disconnects_frees_its_slot(server):
+    body = json.dumps({"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 9, "ignore_eos": True}}).encode()
+    messages: asyncio.Queue = asyncio.Queue()
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    messages.put_nowait({"type": "http.request", "body": body[:20], "more_body": True})
+    messages.put_nowait({"type": "http.request", "body": body[20:], "more_body": False})
+    scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
+    (call,) = await server.frozen(server.app(scope, messages.get, send))
+    assert server.service.engine.running == 1
+    messages.put_nowait({"type": "http.disconnect"})
+    await call
+    assert await server.service.between_steps(lambda: server.service.engine.running) == 0
+    assert sent == []
+
+
+@served
+async def test_client_that_disconnects_before_its_body_is_complete_costs_nothing(server):
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    sent = []
+
+    async def receive():
+        return next(messages)
+
+    async def send(message):
+        sent.append(message)
+
+    await server.app({"type": "http", "method": "POST", "path": "/generate", "headers": []}, receive, send)
+    assert sent == []
+    assert (await server.generate(2)).status_code == 200
+
+
+@served
+async def test_stopping_ends_running_requests_with_what_they_have(server):
+    tasks = await server.frozen(*[server.generate(9) for _ in range(3)])
+    server.service.thread.stop()
+    for reply in await asyncio.gather(*tasks):
+        assert reply.status_code == 200 and reason(reply) == "abort"
+        assert spans(reply) == [("default", 0, 3)]
+    assert await asyncio.to_thread(server.service.thread.wait_stopped, 30)
+    assert (await server.client.get("/health")).status_code == 503
+    refused = await server.generate(3)
+    assert refused.status_code == 503 and "shutting down" in message(refused)
+
+
+def test_requests_without_a_seed_differ_among_each_other_and_repeat_with_the_engines_seed(folder):
+    async def sampled(seed):
+        async with serving(folder, seed=seed) as server:
+            replies = [await server.generate(8, temperature=1) for _ in range(4)]
+            return [tuple(r.json()["output_ids"]) for r in replies]
+
+    first, again, other = asyncio.run(sampled(3)), asyncio.run(sampled(3)), asyncio.run(sampled(4))
+    assert first == again != other
+    assert len(set(first)) == 4
+
+
+def test_more_requests_than_slots_all_get_their_reply(folder):
+    async def main():
+        async with serving(folder, max_running_requests=4, max_total_tokens=600) as server:
+            replies = await asyncio.gather(*[server.generate(10 + i, prompt=[i % VOCAB] * (i + 1)) for i in range(40)])
+            return [r.json()["meta_info"]["completion_tokens"] for r in replies]
+
+    assert asyncio.run(main()) == [10 + i for i in range(40)]
+
+
+def test_version_label_of_the_options_is_served(folder):
+    async def main():
+        async with serving(folder, weight_version="17") as server:
+            return await server.version(), spans(await server.generate(2))
+
+    assert asyncio.run(main()) == ("17", [("17", 0, 2)])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"context_length": 4096}, "--context-length 4096 is more than the model's 512 positions"),
+        (
+            {"context_length": 400, "max_total_tokens": 300},
+            "--context-length 400 does not fit into --max-total-tokens 300",
+        ),
+    ],
+)
+def test_options_that_cannot_work_are_refused_with_the_numbers(folder, options, said):
+    with pytest.raises(SettingsError, match=said):
+        Loaded.load(EngineOptions(folder, **options))

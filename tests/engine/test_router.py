@@ -1,0 +1,92 @@
+"""The routing table: who takes the next request."""
+
+import asyncio
+
+import pytest
+
+from miles.engine.router import RoutingTable
+from miles.errors import NoEngine
+from miles.sim import clock
+
+
+def table_of(*urls):
+    table = RoutingTable(engine_wait_s=300)
+    for url in urls:
+        table.add(url)
+        table.restore(url, 1)
+    return table
+
+
+async def urls_of(table, count, key=None):
+    taken = []
+    for _ in range(count):
+        async with table.lease(key) as engine:
+            taken.append(engine.url)
+    return taken
+
+
+def test_the_least_loaded_engine_takes_the_request():
+    async def main():
+        table = table_of("a", "b")
+        async with table.lease() as first, table.lease() as second, table.lease() as third:
+            return [first.url, second.url, third.url], [e.running for e in table.routed()]
+
+    taken, running = clock.run(main())
+    assert set(taken[:2]) == {"a", "b"}
+    assert sorted(running) == [1, 2]
+
+
+def test_a_key_stays_on_its_engine_while_that_is_routed():
+    async def main():
+        table = table_of("a", "b")
+        async with table.lease("conversation") as first, table.lease() as other:
+            assert first.url != other.url
+            async with table.lease("conversation") as again:
+                assert again.url == first.url
+        table.set_aside(first.url, "gone")
+        return first.url, await urls_of(table, 2, "conversation")
+
+    first, later = clock.run(main())
+    assert first not in later
+    assert len(set(later)) == 1
+
+
+def test_a_recovered_engine_at_the_same_address_gets_traffic():
+    """R1, script 19: set aside, removed, added again: no old record counts."""
+
+    async def main():
+        table = table_of("a", "b")
+        for _ in range(3):
+            table.set_aside("a", "connection refused")
+        table.remove("a")
+        table.add("a")
+        table.restore("a", 1)
+        leases = []
+        for _ in range(10):
+            lease = table.lease()
+            leases.append((await lease.__aenter__()).url)
+        return leases
+
+    assert clock.run(main()).count("a") == 5
+
+
+def test_requests_wait_for_an_engine_and_spend_nothing():
+    async def main():
+        table = table_of()
+        table.add("a")
+        asyncio.get_running_loop().call_later(299, table.restore, "a", 1)
+        taken = await urls_of(table, 1)
+        return taken, asyncio.get_running_loop().time()
+
+    assert clock.run(main()) == (["a"], 299)
+
+
+def test_with_no_engine_for_too_long_the_first_cause_is_told():
+    async def main():
+        table = table_of("a")
+        table.set_aside("a", "out of memory")
+        table.set_aside("a", "connection refused")
+        await urls_of(table, 1)
+
+    with pytest.raises(NoEngine, match=r"300 s.*first cause: a: out of memory"):
+        clock.run(main())

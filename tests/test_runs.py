@@ -1,0 +1,218 @@
+"""Whole runs of the quickstart as a user starts them: real Ray, real engines over HTTP, real trainers."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = ROOT / "examples" / "quickstart" / "run.sh"
+LIMIT_S = 240
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 30)]
+
+
+def command(*flags):
+    return ["bash", str(QUICKSTART), *map(str, flags)]
+
+
+def environment():
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHON": sys.executable}
+
+
+def run(folder, *flags, code=0):
+    """Runs the quickstart in ``folder`` (no checkout, empty PYTHONPATH) to its end; the run folder and the output."""
+    done = subprocess.run(
+        command("--run-name", "r", *flags),
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder / "runs" / "r", done.stdout + done.stderr
+
+
+def rows(home, key):
+    lines = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
+    return {row[key]: row for row in lines if key in row}
+
+
+def events(home, kind):
+    lines = [json.loads(line) for line in (home / "events.jsonl").read_text().splitlines()]
+    return [e for e in lines if e["kind"] == kind]
+
+
+def descendants(pid):
+    """Every live process below ``pid``, and ``pid`` itself."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+    found = {pid}
+    while True:
+        more = {child for child, parent in parents.items() if parent in found} - found
+        if not more:
+            return found
+        found |= more
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def started(folder, *flags):
+    """A run that goes on; ended by force, with all that it started, if it is still there."""
+    process = subprocess.Popen(
+        command("--run-name", "r", *flags), cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            for pid in descendants(process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def read_until(process, pattern):
+    """Reads the run's output up to the first line that matches."""
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        found = re.search(pattern, line)
+        if found:
+            return found
+    raise AssertionError("the run ended before " + pattern + "\n" + "".join(seen))
+
+
+def test_a_fully_async_run_learns_and_leaves_what_the_docs_promise(tmp_path):
+    home, output = run(tmp_path, "--num-rollout", 40, "--use-tensorboard", "--save-interval", 20)
+    steps, evals = rows(home, "step"), rows(home, "eval/step")
+    assert list(steps) == list(range(1, 41))
+    assert list(evals) == [0, 10, 20, 30, 40]
+    assert evals[0]["eval/reverse"] < 0.15
+    assert evals[40]["eval/reverse"] > 0.6
+    assert max(s["rollout/fully_async/max_staleness"] for s in steps.values()) <= 4
+    assert max(s["train/train_rollout_logprob_abs_diff"] for s in steps.values() if s["rollout/version"] == 1) < 1e-4
+    for name in (
+        "settings.json",
+        "events.jsonl",
+        "report.html",
+        "plots/reward.png",
+        "checkpoints/latest",
+        "tensorboard",
+    ):
+        assert (home / name).exists(), name
+    assert (home / "checkpoints" / "latest").read_text() == "step_000040"
+    assert "step 40/40" in output
+
+
+def test_synchronous_and_one_step_off_are_the_same_ring(tmp_path):
+    flags = [
+        f for f in QUICKSTART.read_text().splitlines() if "--fully-async" not in f and "--max-weight-staleness" not in f
+    ]
+    for program, bound in (("train.py", 0), ("train_async.py", 1)):
+        script = tmp_path / f"{program}.sh"
+        here = f'here="{QUICKSTART.parent}"'
+        script.write_text("\n".join(flags).replace("train_async.py", program).replace(flags_here(flags), here))
+        done = subprocess.run(
+            ["bash", str(script), "--run-name", program, "--num-rollout", "4", "--eval-interval", "4"],
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        steps = rows(tmp_path / "runs" / program, "step")
+        assert len(steps) == 4
+        assert max(s["rollout/fully_async/max_staleness"] for s in steps.values()) <= bound
+
+
+def flags_here(lines):
+    return next(line for line in lines if line.startswith("here="))
+
+
+def test_two_ranks_and_two_engines_train_and_resume_on_one(tmp_path):
+    home, _ = run(tmp_path, "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2, "--num-rollout", 4)
+    assert len(events(home, "engine_up")) == 2
+    _, output = run(tmp_path, "--num-rollout", 8, "--load", home, "--update-weight-transfer-mode", "disk")
+    steps = rows(home, "step")
+    assert list(steps) == list(range(1, 9))
+    assert [s["rollout/version"] for s in steps.values()] == list(range(1, 9))
+    assert "step 8/8" in output
+
+
+def test_a_killed_engine_is_restarted_and_serves_only_current_weights(tmp_path):
+    with started(tmp_path, "--num-rollout", 60, "--eval-interval", 60) as process:
+        read_until(process, r"^step 5/")
+        home = tmp_path / "runs" / "r"
+        os.kill(events(home, "engine_up")[0]["pid"], signal.SIGKILL)
+        read_until(process, r"^step 60/")
+        process.stdout.read()
+        assert process.wait(LIMIT_S) == 0
+    ups, downs = events(home, "engine_up"), events(home, "engine_down")
+    assert [e["restarts"] for e in ups] == [0, 1]
+    assert "exit code -9" in downs[0]["why"]
+    assert rows(home, "eval/step")[60]["eval/reverse"] > 0.6
+    assert max(s["rollout/fully_async/max_staleness"] for s in rows(home, "step").values()) <= 4
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_leaves_no_process_and_no_shared_memory(tmp_path, sign):
+    before = set(Path("/dev/shm").glob("miles-*")) if Path("/dev/shm").is_dir() else set()
+    with started(tmp_path, "--num-rollout", 10_000) as process:
+        read_until(process, r"^step 3/")
+        family = descendants(process.pid)
+        assert len(family) > 5
+        os.kill(process.pid, sign)
+        output = process.stdout.read()
+        assert process.wait(LIMIT_S) == (130 if sign == signal.SIGINT else 143), output
+    assert [pid for pid in family if alive(pid)] == []
+    assert set(Path("/dev/shm").glob("miles-*")) <= before
+    assert "Traceback" not in output
+
+
+def test_a_run_whose_model_cannot_be_served_ends_with_the_engines_own_words(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in (QUICKSTART.parent / "model").iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    (model / "model.safetensors").write_bytes(b"broken")
+    _, output = run(tmp_path, "--hf-checkpoint", model, code=1)
+    assert "miles stopped:" in output
+    assert "model.safetensors" in output
+    assert "Traceback" not in output
+
+
+def test_settings_that_cannot_work_are_all_told_and_nothing_starts(tmp_path):
+    _, output = run(tmp_path, "--prompt-data", "nowhere.jsonl", "--global-batch-size", 100, "--bogus", code=2)
+    assert "problems in the settings" in output
+    for word in ("--prompt-data nowhere.jsonl", "--global-batch-size 100", "--bogus"):
+        assert word in output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_script_without_miles_installed_says_how_to_install_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-S", "-I", str(ROOT / "train_async.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "pip install" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,137 @@
+"""The trainer's settings are refused with the numbers and a value that works, all at once."""
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from miles.config import Problems, Settings
+from miles.config.settings import ModelSettings, RolloutSettings, SamplingSettings, TrainSettings
+from miles.train.check import check
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    (path / "config.json").write_text("{}")
+    return str(path)
+
+
+def settings(folder, *, batch=32, samples=8, context=None, response=None, **train):
+    return Settings(
+        model=ModelSettings(hf_checkpoint=folder),
+        rollout=RolloutSettings(rollout_batch_size=batch, n_samples_per_prompt=samples),
+        sampling=SamplingSettings(rollout_max_context_len=context, rollout_max_response_len=response),
+        train=TrainSettings(**train),
+    )
+
+
+def problems_of(given):
+    problems = Problems()
+    check(given, problems)
+    return problems.lines
+
+
+def test_settings_of_a_usual_script_have_no_problem(folder):
+    usual = {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 9216, "global_batch_size": 256, "use_tis": True}
+    assert problems_of(settings(folder, response=8192, actor_num_gpus_per_node=4, **usual)) == []
+
+
+def test_batch_that_makes_no_optimizer_step_is_refused_with_its_numbers(folder):
+    [line] = problems_of(settings(folder, batch=16, samples=8, global_batch_size=256))
+    assert line == (
+        "--global-batch-size 256: --rollout-batch-size 16 x --n-samples-per-prompt 8 = 128 samples; "
+        "// 256 = 0 optimizer steps, 128 samples left over; --global-batch-size 128 works"
+    )
+
+
+def test_samples_that_ranks_cannot_share_are_refused(folder):
+    [line] = problems_of(settings(folder, batch=5, samples=3, actor_num_gpus_per_node=4))
+    assert "4 trainer ranks can't share 15 samples per optimizer step evenly" in line
+    assert line.endswith("--actor-num-gpus-per-node 3 works") or line.endswith("--actor-num-gpus-per-node 5 works")
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        ({"global_batch_size": 64, "num_steps_per_rollout": 2}, ["--num-steps-per-rollout 2", "= 128", "= 256 samples"]),
+        ({"num_steps_per_rollout": 3}, ["--num-steps-per-rollout 3", "3 optimizer steps can't share evenly", "2 works"]),
+        ({"global_batch_size": 4}, ["--global-batch-size 4", "would split groups of --n-samples-per-prompt 8", "8 works"]),
+        ({"use_dynamic_batch_size": True}, ["--use-dynamic-batch-size: needs a token limit", "--max-tokens-per-gpu"]),
+        ({"eps_clip_c": 1.0}, ["--eps-clip-c 1.0: must be above 1"]),
+        ({"eps_clip": 1.5}, ["--eps-clip 1.5"]),
+        ({"use_tis": True, "use_rollout_logprobs": True}, ["--use-tis: ", "--use-rollout-logprobs"]),
+        ({"tis_clip": 0.5, "tis_clip_low": 0.7}, ["--tis-clip-low 0.7: must be between 0 and --tis-clip 0.5"]),
+        ({"adam_beta1": 1.0}, ["--adam-beta1 1.0"]),
+        ({"adam_beta2": -0.1}, ["--adam-beta2 -0.1"]),
+        ({"lr": 1e-6, "min_lr": 1e-5}, ["--min-lr 1e-05: must be between 0 and --lr 1e-06"]),
+        ({"clip_grad": -1.0}, ["--clip-grad -1.0"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_with_its_numbers(folder, train, expected):
+    [line] = problems_of(settings(folder, **train))
+    assert all(part in line for part in expected), line
+
+
+@pytest.mark.parametrize(
+    ("limits", "longest"),
+    [({"context": 4097}, 4097), ({"response": 4096}, 4097), ({"context": 5000, "response": 99}, 5000)],
+)
+def test_micro_batch_smaller_than_one_sample_is_refused(folder, limits, longest):
+    [line] = problems_of(settings(folder, max_tokens_per_gpu=4096, **limits))
+    assert f"one sample may have {longest} tokens" in line
+    assert line.endswith(f"{longest} or more works")
+
+
+@pytest.mark.parametrize("missing", [None, "no/such/folder", "without-config"])
+def test_model_folder_that_is_none_is_refused(tmp_path, missing):
+    (tmp_path / "without-config").mkdir()
+    path = missing and str(tmp_path / missing)
+    [line] = problems_of(settings(path))
+    assert line.startswith("--hf-checkpoint")
+
+
+def test_all_problems_come_at_once():
+    lines = problems_of(settings(None, global_batch_size=7, eps_clip_c=0.5, adam_beta1=2.0))
+    assert [line.split()[0] for line in lines] == [
+        "--hf-checkpoint",
+        "--global-batch-size",
+        "--adam-beta1",
+        "--eps-clip-c",
+    ]
+
+
+FIELD_OF = {
+    "--" + f.name.replace("_", "-"): f.name for owner in (TrainSettings, RolloutSettings) for f in fields(owner)
+}
+
+
+@given(
+    batch=st.integers(1, 12),
+    samples=st.integers(1, 6),
+    size=st.one_of(st.none(), st.integers(1, 80)),
+    steps=st.one_of(st.none(), st.integers(1, 9)),
+    ranks=st.integers(1, 5),
+)
+def test_value_that_is_said_to_work_works(folder, batch, samples, size, steps, ranks):
+    given = settings(
+        folder,
+        batch=batch,
+        samples=samples,
+        global_batch_size=size,
+        num_steps_per_rollout=steps,
+        actor_num_gpus_per_node=ranks,
+    )
+    for line in problems_of(given):
+        advice = line.rsplit("; ", 1)[1]
+        words = advice.split()
+        train, rollout = given.train, given.rollout
+        if words[0] == "--rollout-batch-size":
+            rollout = replace(rollout, rollout_batch_size=int(words[1]))
+            train = replace(train, global_batch_size=None, num_steps_per_rollout=None)
+        else:
+            train = replace(train, **{FIELD_OF[words[0]]: int(words[1])})
+        if "without" in words:
+            train = replace(train, **{FIELD_OF[words[words.index("without") + 1]]: None})
+        assert problems_of(replace(given, train=train, rollout=rollout)) == [], line
