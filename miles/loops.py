@@ -57,6 +57,11 @@ def run(coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
     return asyncio.run_coroutine_threadsafe(coroutine, target).result(timeout_s)
 
 
+async def await_on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Awaits a coroutine that runs on the process's loop, from whichever loop the caller is on."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop()))
+
+
 def stop() -> None:
     """Ends the loop thread that this module started, if any. Twice is fine."""
     global _loop, _thread

@@ -14,7 +14,8 @@ def check(settings: Settings, problems: Problems) -> None:
     if gpus is not None and gpus % per_engine:
         problems.add(
             "--rollout-num-gpus", gpus,
-            f"is not a multiple of --rollout-num-gpus-per-engine {per_engine}", f"{max(1, gpus // per_engine) * per_engine} works",
+            f"is not a multiple of --rollout-num-gpus-per-engine {per_engine}",
+            f"{max(1, gpus // per_engine) * per_engine} works",
         )  # fmt: skip
     context = settings.sampling.rollout_max_context_len
     total = engine.sglang_max_total_tokens

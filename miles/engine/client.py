@@ -81,11 +81,10 @@ class EngineClient:
             async with self.table.lease(routing_key) as engine:
                 try:
                     reply = await self._transport.request("POST", engine.url + path, payload)
+                    if reply.status not in REPEATED_STATUS:
+                        return reply
                 except EngineUnreachable as error:
                     self.table.set_aside(engine.url, str(error))
-                    continue
-            if reply.status not in REPEATED_STATUS:
-                return reply
             await asyncio.sleep(delay)
         raise AssertionError("backoff never ends")
 

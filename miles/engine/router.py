@@ -21,10 +21,14 @@ STICKY_KEYS = 100_000
 
 @dataclass
 class Engine:
-    """One engine of the table. ``aside`` is why it gets no requests (None: it is routed to)."""
+    """One engine of the table. ``aside`` is why it gets no requests (None: it is routed to).
+
+    A ``fixed`` one is a router that somebody else looks after: it is never set aside.
+    """
 
     url: str
     version: int | None = None
+    fixed: bool = False
     aside: str | None = "not started"
     running: int = 0
 
@@ -47,6 +51,11 @@ class RoutingTable:
         self.changes.notify()
         return engine
 
+    def add_fixed(self, url: str) -> None:
+        """Enters the address of a router that somebody else looks after."""
+        self.engines[url] = Engine(url, fixed=True, aside=None)
+        self.changes.notify()
+
     def remove(self, url: str) -> None:
         self.engines.pop(url, None)
         self.changes.notify()
@@ -54,7 +63,7 @@ class RoutingTable:
     def set_aside(self, url: str, why: str) -> None:
         """No more requests for this engine until it is restored; running ones go on."""
         engine = self.engines.get(url)
-        if engine is None or engine.aside is not None:
+        if engine is None or engine.fixed or engine.aside is not None:
             return
         engine.aside = why
         if not self.routed():

@@ -4,7 +4,7 @@ Three rules, all of which must hold; a retry keeps its prompt's credit, so it is
 
     slots    running samples + n <= slots
     credit   outstanding groups < B * (K * I + r), where K bounds staleness
-    buffer   finished groups waiting < capacity
+    buffer   groups past generation, scored or not, < capacity
 
 Two more where they apply: `ahead`, for one-step-off training, keeps groups issued and not yet handed to the trainer below
 one batch; `end` starts nothing that no step is left to take.
@@ -35,7 +35,7 @@ class Bounds:
 @dataclass(frozen=True)
 class Load:
     """What there is now: ``outstanding`` groups are issued and neither trained nor given up, ``untaken`` of them have not
-    been handed to the trainer, ``buffered`` of those are finished; ``taken`` counts all that ever were handed over.
+    been handed to the trainer, ``buffered`` of those are past generation; ``taken`` counts all that ever were handed over.
     ``steps_due``: see `Versions`."""
 
     running_samples: int

@@ -28,7 +28,8 @@ def _check_schedule(settings: Settings, problems: Problems) -> None:
     if batch is not None and settings.buffer_groups < 1:
         problems.add(
             "--async-data-buffer-capacity-factor", rollout.async_data_buffer_capacity_factor,
-            f"{rollout.async_data_buffer_capacity_factor:g} x {batch} groups rounds down to a buffer of 0", f"{1 / batch:.3g} works",
+            f"{rollout.async_data_buffer_capacity_factor:g} x {batch} groups rounds down to a buffer of 0",
+            f"{1 / batch:.3g} works",
         )  # fmt: skip
     elif batch is not None and settings.buffer_groups + settings.slots // n < batch:
         problems.add(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from miles.errors import HookError
+from miles.hooks import hook_failed
 from miles.loops import Changes
 from miles.rollout.admission import Bounds
 from miles.rollout.base_types import (
@@ -180,7 +181,7 @@ class FunctionFeed:
             else:
                 result = await asyncio.to_thread(self._function, *self._arguments(given))
         except Exception as error:  # the boundary to user code: whatever it raises is the hook's failure
-            raise HookError(f"rollout function {self._path} failed at step {given.rollout_id}: {error!r}") from error
+            raise hook_failed(self._path, self._function, error, f"step {given.rollout_id}") from error
         return result.samples if isinstance(result, RolloutFnTrainOutput) else result
 
     def _finished(self, samples: Group) -> FinishedGroup:

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from argparse import Namespace
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,7 @@ from miles.config import Settings
 from miles.data.render import PromptEncoder
 from miles.engine.client import version_of
 from miles.engine.http import HttpTransport
-from miles.errors import WorkerDied
+from miles.errors import WorkerDied, raising_first_cause
 from miles.rollout.assembly import make_client, make_worker_feed
 from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnTrainInput, RolloutFnTrainOutput
 from miles.rollout.feed import WorkerFeed
@@ -76,6 +76,7 @@ class AsyncRolloutWorker:
         self.running = False
         self._version = _CachedWeightVersion()
         self._taken = False
+        self._stopping = asyncio.Event()
         self._runs_itself = feed is None
         self._future: Future[None] | None = None
         self.feed = feed or self._own_feed(data_buffer)
@@ -88,9 +89,7 @@ class AsyncRolloutWorker:
         tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
         encoder = PromptEncoder(tokenizer, data.apply_chat_template, data.apply_chat_template_kwargs)
         self._client = make_client(settings, HttpTransport())
-        url = f"http://{self.args.sglang_router_ip}:{self.args.sglang_router_port}"
-        self._client.table.add(url)
-        self._client.table.restore(url, None)
+        self._client.table.add_fixed(f"http://{self.args.sglang_router_ip}:{self.args.sglang_router_port}")
         reward = settings.reward
         self._rewards = Rewards(
             self.args, ProcessScorer(processes=reward.reward_processes, timeout_s=reward.reward_timeout_s)
@@ -126,14 +125,18 @@ class AsyncRolloutWorker:
         future, self._future = self._future, None
         self.running = False
         if future is not None:
-            future.cancel()
-            with suppress(CancelledError, WorkerDied):
+            loops.loop().call_soon_threadsafe(self._stopping.set)
+            with suppress(WorkerDied):
                 future.result(STOP_TIMEOUT_S)
 
     async def continuous_worker_loop(self) -> None:
-        """Generates until cancelled."""
+        """Generates until `stop`."""
         try:
-            await self.feed.run()
+            with raising_first_cause():
+                async with asyncio.TaskGroup() as tasks:
+                    generating = tasks.create_task(self.feed.run())
+                    await self._stopping.wait()
+                    generating.cancel()
         finally:
             await self._rewards.close()
             await self._client.close()
@@ -171,14 +174,14 @@ def adopt_feed(feed: WorkerFeed, args: Namespace) -> None:
     """Makes `get_global_worker` a face of the worker behind ``feed``, which its owner runs."""
     global _worker
     _worker = AsyncRolloutWorker(args, None, feed)
+    _worker.start()
 
 
 def get_global_worker(args: Namespace, data_buffer: Any) -> AsyncRolloutWorker:
     """The process's worker, started on first use."""
     global _worker
-    if _worker is None:
+    if _worker is None or not _worker.running:
         _worker = AsyncRolloutWorker(args, data_buffer)
-    if not _worker.running:
         _worker.start()
     return _worker
 
@@ -213,4 +216,5 @@ class FullyAsyncRolloutFn:
         if input.evaluation:
             raise ValueError("FullyAsyncRolloutFn makes training batches only; evaluation has --eval-interval")
         worker = await asyncio.to_thread(get_global_worker, self.args, self.data_source)
-        return RolloutFnTrainOutput(await worker.wait_for_batch(input.rollout_id, input.weight_version))
+        batch = worker.wait_for_batch(input.rollout_id, input.weight_version)
+        return RolloutFnTrainOutput(await loops.await_on_loop(batch))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
-import traceback
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from miles.engine.client import EngineClient
-from miles.errors import HookError, MilesError
+from miles.errors import MilesError
+from miles.hooks import hook_failed
 from miles.rollout.base_types import GenerateFnInput, GenerateFnOutput
 from miles.rollout.staleness import Versions
 from miles.types import Message, Sample
@@ -70,12 +70,7 @@ def adapt_generate(function: Any, path: str) -> Generate:
         except MilesError:
             raise
         except Exception as error:  # the boundary to user code: whatever it raises is the hook's failure
-            raise HookError(f"{path} failed on sample {given.sample.index}: {_where(error)}") from error
+            raise hook_failed(path, function, error, f"sample {given.sample.index}") from error
         return result if isinstance(result, GenerateFnOutput) else GenerateFnOutput(result)
 
     return generate
-
-
-def _where(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"

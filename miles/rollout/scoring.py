@@ -5,6 +5,7 @@ The shipped ones are `rm_hub` (with its process pool) and, under virtual time, `
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -18,11 +19,14 @@ class Scoring(Protocol):
 
 
 class DirectScoring:
-    """Calls a plain function in place: for virtual time and tests."""
+    """Calls a plain function in place, ``answer_s`` seconds an answer: for virtual time and tests."""
 
-    def __init__(self, reward: Callable[[Sample], Any]) -> None:
+    def __init__(self, reward: Callable[[Sample], Any], answer_s: float = 0.0) -> None:
         self._reward = reward
+        self._answer_s = answer_s
 
     async def score(self, samples: Sequence[Sample], *, group: bool) -> None:
+        if self._answer_s:
+            await asyncio.sleep(self._answer_s * len(samples))
         for sample in samples:
             sample.reward = self._reward(sample)

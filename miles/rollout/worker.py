@@ -105,6 +105,7 @@ class RolloutWorker:
         self._keep = keep
         self._retries: deque[OpenGroup] = deque()
         self._running = 0
+        self._generating = 0
         self._failures_in_row = 0
         self._first_failure: BaseException | None = None
         self._paused = False
@@ -153,8 +154,8 @@ class RolloutWorker:
                 while True:
                     await self._changes.wait_until(lambda: self.verdict() == "start")
                     group = self._next_group()
-                    self._running += self._bounds.group_size
-                    groups.create_task(self._run_group(group), name=f"group-{group.issue_id}")
+                    slots = _Slots(self, self._bounds.group_size)
+                    groups.create_task(self._run_group(group, slots), name=f"group-{group.issue_id}")
         except asyncio.CancelledError:
             self._buffer.close()
             raise
@@ -176,15 +177,14 @@ class RolloutWorker:
             running_samples=self._running,
             outstanding=self._ledger.outstanding,
             untaken=self._ledger.untaken,
-            buffered=len(self._buffer),
+            buffered=self._ledger.untaken - self._generating,
             steps_due=self._versions.steps_due,
             taken=self._ledger.taken,
         )
 
     # ---- one group
 
-    async def _run_group(self, group: OpenGroup) -> None:
-        slots = _Slots(self, self._bounds.group_size)
+    async def _run_group(self, group: OpenGroup, slots: _Slots) -> None:
         try:
             samples = await self._sample_all(group, slots)
             if self._group_rm:
@@ -289,24 +289,28 @@ class RolloutWorker:
                 sample.status = Sample.Status.FAILED
             raise SampleGivenUp("reward", error) from error
 
-    def _free(self, count: int) -> None:
-        self._running -= count
+    def _hold(self, samples: int, groups: int) -> None:
+        """Takes slots for samples of a group that generates, or (negative) gives them back."""
+        self._running += samples
+        self._generating += groups
         self._changes.notify()
 
 
 class _Slots:
-    """The slots that one group holds; each is given back once."""
+    """The slots that one group holds from its start; each is given back once, the last one with the group."""
 
     def __init__(self, worker: RolloutWorker, count: int) -> None:
         self._worker = worker
         self._held = count
+        worker._hold(count, 1)
 
     def free_one(self) -> None:
-        if self._held:
-            self._held -= 1
-            self._worker._free(1)
+        self._free(min(1, self._held))
 
     def free_all(self) -> None:
-        held, self._held = self._held, 0
-        if held:
-            self._worker._free(held)
+        self._free(self._held)
+
+    def _free(self, count: int) -> None:
+        if count:
+            self._held -= count
+            self._worker._hold(-count, 0 if self._held else -1)

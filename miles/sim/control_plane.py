@@ -73,6 +73,7 @@ class Simulation:
     engines: dict[str, FakeEngine]
     trainer: FakeTrainer = field(default_factory=FakeTrainer)
     reward: Callable[[Sample], Any] = lambda sample: float(sample.response_length % 2)
+    answer_s: float = 0.0
     eval_sets: Sequence[EvalSet] = ()
     source: Any = None
     record: Record = field(default_factory=Record)
@@ -118,7 +119,7 @@ class Simulation:
             client=client,
             publisher=self.publisher,
             encode=lambda prompt, tools: [ord(c) for c in str(prompt)] or [0],
-            scoring=DirectScoring(self.reward),
+            scoring=DirectScoring(self.reward, self.answer_s),
             eval_sets=self.eval_sets,
             total_steps=self.settings.rollout.num_rollout or 0,
         )

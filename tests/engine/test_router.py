@@ -1,9 +1,12 @@
 """The routing table: who takes the next request."""
 
 import asyncio
+from collections import deque
 
 import pytest
 
+from miles.engine.client import EngineClient
+from miles.engine.fake import FakeEngine, FakeFleet, Reset
 from miles.engine.router import RoutingTable
 from miles.errors import NoEngine
 from miles.sim import clock
@@ -90,3 +93,18 @@ def test_with_no_engine_for_too_long_the_first_cause_is_told():
 
     with pytest.raises(NoEngine, match=r"300 s.*first cause: a: out of memory"):
         clock.run(main())
+
+
+def test_a_router_that_somebody_else_looks_after_is_asked_again():
+    """A fixed address is never set aside: a broken connection is a pause, not the end of it."""
+
+    async def main():
+        fleet = {"http://router:1": FakeEngine(script=deque([Reset(), Reset()]))}
+        client = EngineClient(RoutingTable(engine_wait_s=300), FakeFleet(fleet))
+        client.table.add_fixed("http://router:1")
+        reply = await client.generate([1], {}, request_id="r", submit_version=None)
+        return len(reply.ids), asyncio.get_running_loop().time()
+
+    tokens, took = clock.run(main())
+    assert tokens == 4
+    assert took < 1
