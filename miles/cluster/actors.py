@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ from miles.types import Weights
 from miles.weights.publish import Publisher
 
 SAMPLES_FILE = "rollouts.json"
+
+
+def given_up_metric(reason: str) -> str:
+    """The name under which groups that were given up for ``reason`` are counted."""
+    if reason.startswith("filtered"):
+        return f"rollout/dynamic_filter/drop{reason.removeprefix('filtered')}"
+    return {
+        "stale": "rollout/fully_async/stale_groups_filtered",
+        "aborted": "rollout/fully_async/aborted_groups_filtered",
+    }.get(reason, f"rollout/given_up/{reason}")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -82,6 +93,7 @@ class RolloutSide:
         self._settings = settings
         self._total_steps = total_steps
         self._events: list[dict[str, Any]] = []
+        self._lost: Counter[str] = Counter()
 
     async def start(self, resume_from: str | None) -> str:
         """Reads the data, starts the reward processes and the gateway. Returns the gateway's address."""
@@ -143,15 +155,17 @@ class RolloutSide:
         return to_train_data(batch.groups, settings.reward.reward_key), metrics | self._counters()
 
     def _counters(self) -> dict[str, float]:
+        """Depths as they are now; what was lost since the last batch."""
         status = self._rollouts.status()
-        named = {
+        lost = Counter({"rollout/wasted_tokens": status["wasted_tokens"]})
+        lost.update({given_up_metric(reason): groups for reason, groups in status["given_up"].items()})
+        since = {name: float(count - self._lost[name]) for name, count in lost.items()}
+        self._lost = lost
+        bias = {} if status["length_bias"] is None else {"rollout/length_bias": status["length_bias"]}
+        return since | bias | {
             "rollout/fully_async/queue_size": status.get("buffer_groups", 0),
-            "rollout/wasted_tokens": status["wasted_tokens"],
             "rollout/outstanding_groups": status["outstanding_groups"],
-        }
-        if status["length_bias"] is not None:
-            named["rollout/length_bias"] = status["length_bias"]
-        return named | {f"rollout/given_up/{reason}": n for reason, n in status["given_up"].items()}
+        }  # fmt: skip
 
     async def commit(self) -> int:
         return self._rollouts.commit()
