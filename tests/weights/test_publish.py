@@ -111,7 +111,7 @@ def test_a_late_engine_catches_up_with_the_newest_weights_only():
 
 
 def test_nothing_is_overwritten_while_an_engine_may_read_it():
-    """An engine that is stopped across publications still maps its old segment: that path stays busy until it has moved on."""
+    """An engine that is stopped across publications still maps its old segment: busy until it has moved on."""
     stopped = FakeEngine()
 
     async def scenario(publisher, client, urls):

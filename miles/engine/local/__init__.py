@@ -6,12 +6,12 @@ One process, two threads. Everything reaches the step thread as a command, and c
      (event loop)  ▲                         (step thread)                                     │
                    └────────────────── ended sequences, one hand-over per step ◀───────────────┘
 
-| waits                     | for                                        | woken by                                |
-|---------------------------|--------------------------------------------|-----------------------------------------|
-| step thread               | a command, or a request that may run       | `StepThread.post`                         |
-| `POST /generate`          | the end of its sequence, or its client     | the hand-over; the disconnect           |
-| a control endpoint        | its command, done between two steps        | the command's future                    |
-| a waiting sequence        | a free row in the KV cache                 | a sequence that ends or shrinks the cut |
+| waits                | for                                      | woken by                                  |
+|----------------------|------------------------------------------|-------------------------------------------|
+| step thread          | a command, or a request that may run     | `StepThread.post`                         |
+| `POST /generate`     | the end of its sequence, or its client's | the hand-over; the disconnect             |
+| a control endpoint   | its command, done between two steps      | the command's future                      |
+| a waiting sequence   | a free row in the KV cache               | the end of another, seen at the next step |
 
-Every function of the model's mathematics is plain PyTorch; nothing is compiled.
+Plain PyTorch on the CPU; nothing is compiled.
 """

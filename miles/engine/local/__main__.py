@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         help="size of the KV cache in tokens (from the context length)",
     )
     add("--context-length", type=_positive, default=None, help="most tokens of prompt plus response (the model's)")
-    add("--prefill-tokens", type=_positive, default=2048, help="most prompt tokens that join in a step (%(default)s)")
+    add("--prefill-tokens", type=_positive, default=1024, help="most prompt tokens that join in a step (%(default)s)")
     add("--weight-version", default="default", help="label of the weights in --model-path (%(default)s)")
     add("--seed", type=int, default=0, help="seed of requests that bring none (%(default)s)")
     return parser

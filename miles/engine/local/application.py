@@ -52,7 +52,7 @@ class Application:
         try:
             status, reply = 200, await self._service.generate(body, gone)
         except EngineError as error:
-            status, reply = _status(error, self._service), _error_body(str(error))
+            status, reply = _status(error), _error_body(str(error))
         except ClientGone:
             return
         except Exception as error:  # invariant: a defect costs one request a 500 that names it, never the connection
@@ -103,7 +103,7 @@ class DiskFields(Fields):
 def control_endpoints(service: Service) -> FastAPI:
     """Everything but `/generate`. A refusal is a 400 with ``{"error": {"message": ...}}`` and changes nothing."""
     api = FastAPI(title="miles engine", version=__version__)
-    _answer_errors(api, service)
+    _answer_errors(api)
     _describe(api, service)
     _schedule(api, service)
     _publish(api, service)
@@ -215,10 +215,10 @@ def _publish(api: FastAPI, service: Service) -> None:
         return {"success": True, "weight_version": engine.weight_version}
 
 
-def _answer_errors(api: FastAPI, service: Service) -> None:
+def _answer_errors(api: FastAPI) -> None:
     @api.exception_handler(EngineError)
     async def failed(_: Request, error: EngineError) -> Response:
-        return _error(_status(error, service), str(error))
+        return _error(_status(error), str(error))
 
     @api.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -230,11 +230,11 @@ def _answer_errors(api: FastAPI, service: Service) -> None:
         return _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
 
 
-def _status(error: EngineError, service: Service) -> int:
-    """400: the request is wrong. 503: the engine is on its way out. 500: this request failed."""
+def _status(error: EngineError) -> int:
+    """400: the request is wrong. 500: this request failed. 503: the engine is on its way out."""
     if isinstance(error, EngineRefused):
         return 400
-    return 500 if isinstance(error, EngineFailed) and service.thread.alive else 503
+    return 500 if isinstance(error, EngineFailed) else 503
 
 
 def _error(status: int, message: str) -> Response:

@@ -56,7 +56,7 @@ class Dialect:
             self._check_ids(input_ids)
         params = SamplingParams.parse(fields.get("sampling_params") or {})
         if params.stop:
-            self.text.required()
+            self.text.require()
         return Request(
             rid=_optional(fields, "rid", str) or uuid.uuid4().hex,
             input_ids=input_ids,

@@ -36,9 +36,8 @@ class KVCache:
 
     def fit(self, rows: int, longest: int, kept: int) -> None:
         """Makes ``rows`` rows of at least ``longest`` tokens, where `rows_for` allows it; the first ``kept`` survive."""
-        narrow = self._width_for(longest)
-        if longest > self._width or rows > self.max_total_tokens // self._width or (kept == 0 and self._width > narrow):
-            self._cut(narrow, kept)
+        if longest > self._width or rows > self.max_total_tokens // self._width:
+            self._cut(self._width_for(longest), kept)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer as views (rows, kv heads, width, head_dim)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from miles.errors import SettingsError
 QK_NORM = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 ROPE_TYPES = ("default", "llama3")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class ModelConfig:
             mlp_bias=values.get("mlp_bias", False),
             qk_norm=QK_NORM[architecture],
             rope_theta=float(rope.get("rope_theta", 10000.0)),
-            rope_scaling=_llama3(rope) if _rope_type(rope) == "llama3" else None,
-            dtype=getattr(torch, values.get("dtype") or values.get("torch_dtype") or "float32"),
+            rope_scaling=_scaling(rope) if _rope_type(rope) == "llama3" else None,
+            dtype=DTYPES[_dtype(values)],
             eos_ids=frozenset(i for i in eos if 0 <= i < values["vocab_size"]),
         )
 
@@ -90,7 +91,7 @@ class ModelConfig:
 
 
 def choose_dtype(requested: str, checkpoint: torch.dtype) -> torch.dtype:
-    """``auto`` is bfloat16 for a 16-bit checkpoint on a CPU with bf16 units, else float32."""
+    """``auto`` is bfloat16 for a bfloat16 checkpoint on a CPU with units for it, else float32."""
     if requested != "auto":
         return torch.float32 if requested == "float32" else torch.bfloat16
     cpu = torch.cpu.get_capabilities()
@@ -130,9 +131,17 @@ def _problems(values: dict[str, Any]) -> list[str]:
         problems.append("mixture-of-experts layers are not supported; dense ones are")
     if values.get("quantization_config"):
         problems.append("quantised weights are not supported; float32 and bfloat16 are")
-    rope = _rope(values)
+    if _dtype(values) not in DTYPES:
+        problems.append(f"dtype {_dtype(values)!r} is not supported; {', '.join(DTYPES)} are")
+    return problems + _rope_problems(_rope(values))
+
+
+def _rope_problems(rope: dict[str, Any]) -> list[str]:
+    problems = []
     if _rope_type(rope) not in ROPE_TYPES:
         problems.append(f"rope type {_rope_type(rope)!r} is not supported; {' and '.join(ROPE_TYPES)} are")
+    elif _rope_type(rope) == "llama3" and (missing := [f.name for f in fields(Llama3Scaling) if f.name not in rope]):
+        problems.append(f"rope type 'llama3' lacks {', '.join(missing)}")
     if rope.get("partial_rotary_factor", 1) != 1:
         problems.append(f"partial_rotary_factor {rope['partial_rotary_factor']} is not supported; 1 is")
     return problems
@@ -153,13 +162,12 @@ def _rope_type(rope: dict[str, Any]) -> str:
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
-def _llama3(rope: dict[str, Any]) -> Llama3Scaling:
-    return Llama3Scaling(
-        factor=rope["factor"],
-        low_freq_factor=rope["low_freq_factor"],
-        high_freq_factor=rope["high_freq_factor"],
-        original_max_position_embeddings=rope["original_max_position_embeddings"],
-    )
+def _scaling(rope: dict[str, Any]) -> Llama3Scaling:
+    return Llama3Scaling(**{f.name: rope[f.name] for f in fields(Llama3Scaling)})
+
+
+def _dtype(values: dict[str, Any]) -> str:
+    return str(values.get("dtype") or values.get("torch_dtype") or "float32")
 
 
 def _ids(value: int | list[int] | None) -> set[int]:

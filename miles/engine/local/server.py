@@ -51,80 +51,69 @@ class EngineOptions:
     max_running_requests: int = 256
     max_total_tokens: int | None = None
     context_length: int | None = None
-    prefill_tokens: int = 2048
+    prefill_tokens: int = 1024
     weight_version: str = "default"
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model folder, ready for an engine."""
+def open_service(options: EngineOptions) -> Service:
+    """Loads the model folder and starts an engine over it, for the running event loop.
 
-    options: EngineOptions
-    config: ModelConfig
-    dtype: torch.dtype
-    model: Model
-    text: Text
-    max_total_tokens: int
-    context_length: int
+    Raises SettingsError or EngineRefused with what is wrong in the options or the folder.
+    """
+    folder = options.model_path
+    config = ModelConfig.read(folder)
+    dtype = choose_dtype(options.dtype, config.dtype)
+    tokens, context = _sizes(options, config, dtype)
+    text = Text(folder)
+    cache = KVCache(config, dtype, tokens, options.max_running_requests)
+    model = Model(config, load_folder(folder, config, dtype))
+    engine = Engine(model, Scheduler(cache, options.prefill_tokens), text.decode, options.weight_version)
+    description = {
+        "model_path": str(folder),
+        "architecture": config.architecture,
+        "dtype": str(dtype).removeprefix("torch."),
+        "vocab_size": config.vocab_size,
+        "context_length": context,
+        "max_running_requests": options.max_running_requests,
+        "max_total_num_tokens": tokens,
+        "threads": torch.get_num_threads(),
+    }
+    dialect = Dialect(text, config.vocab_size, context, config.eos_ids)
+    return Service(engine, dialect, config, dtype, description, options.seed)
 
-    @classmethod
-    def load(cls, options: EngineOptions) -> Loaded:
-        """Reads everything. Raises SettingsError or EngineRefused with what is wrong in the folder or the options."""
-        config = ModelConfig.read(options.model_path)
-        dtype = choose_dtype(options.dtype, config.dtype)
-        context = options.context_length or config.context_length
-        total = options.max_total_tokens or _default_total_tokens(options, config, dtype, context)
-        problems = []
-        if context > config.context_length:
-            problems.append(f"--context-length {context} is more than the model's {config.context_length} positions")
-        if options.context_length and options.max_total_tokens and context > total:
-            problems.append(f"--context-length {context} does not fit into --max-total-tokens {total}")
-        if problems:
-            raise SettingsError(problems)
-        model = Model(config, load_folder(options.model_path, config, dtype))
-        return cls(options, config, dtype, model, Text(options.model_path), total, min(context, total))
 
-    def service(self) -> Service:
-        """A started engine behind a service on the running event loop."""
-        cache = KVCache(self.config, self.dtype, self.max_total_tokens, self.options.max_running_requests)
-        scheduler = Scheduler(cache, self.options.prefill_tokens)
-        engine = Engine(self.model, scheduler, self.text.decode, self.options.weight_version)
-        dialect = Dialect(self.text, self.config.vocab_size, self.context_length, self.config.eos_ids)
-        description = {
-            "model_path": str(self.options.model_path),
-            "architecture": self.config.architecture,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "vocab_size": self.config.vocab_size,
-            "context_length": self.context_length,
-            "max_running_requests": self.options.max_running_requests,
-            "max_total_num_tokens": self.max_total_tokens,
-            "threads": torch.get_num_threads(),
-        }
-        return Service(engine, dialect, self.config, self.dtype, description, self.options.seed)
+def _sizes(options: EngineOptions, config: ModelConfig, dtype: torch.dtype) -> tuple[int, int]:
+    """Tokens of the KV cache, and most tokens of prompt plus response."""
+    context = options.context_length or config.context_length
+    if context > config.context_length:
+        raise SettingsError([f"--context-length {context} is more than the model's {config.context_length} positions"])
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    affordable = max(memory // 8 // (config.kv_values_per_token * dtype.itemsize), 1)
+    tokens = options.max_total_tokens or min(options.max_running_requests * context, affordable)
+    if options.context_length and context > tokens:
+        raise SettingsError([f"--context-length {context} does not fit into a KV cache of {tokens} tokens"])
+    return tokens, min(context, tokens)
 
 
 def serve(options: EngineOptions, parent_fd: int | None = None) -> None:
     """Serves until SIGTERM, SIGINT, or the end of the process behind ``parent_fd`` (a pidfd).
 
-    Raises what `Loaded.load` raises, and OSError where the address is taken.
+    Raises what `open_service` raises, and SettingsError where the address can't be bound.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     torch.set_num_threads(options.threads)
-    loaded = Loaded.load(options)
-    listener = _bind(options.host, options.port)
-    gc.freeze()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # uvicorn takes them while it serves, and raises them again after that
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        stopped = runner.run(_serve(loaded, listener, parent_fd))
+        stopped = runner.run(_serve(options, parent_fd))
     if not stopped:
         os._exit(0)  # a step can't be interrupted, and Python must not end under a thread that computes
 
 
-async def _serve(loaded: Loaded, listener: socket.socket, parent_fd: int | None) -> bool:
-    service = loaded.service()
+async def _serve(options: EngineOptions, parent_fd: int | None) -> bool:
+    """Whether the engine's thread ended in time."""
+    listener = _bind(options.host, options.port)
+    service = open_service(options)
     config = uvicorn.Config(
         Application(service),
         http="httptools",
@@ -138,6 +127,9 @@ async def _serve(loaded: Loaded, listener: socket.socket, parent_fd: int | None)
     server = _Server(config, service.thread)
     if parent_fd is not None:
         asyncio.get_running_loop().add_reader(parent_fd, server.end)
+    gc.freeze()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # uvicorn takes them while it serves, and raises them again after that
     await server.serve(sockets=[listener])
     return await asyncio.to_thread(service.thread.wait_stopped, STOP_TIMEOUT_S)
 
@@ -175,9 +167,3 @@ def _bind(host: str, port: int) -> socket.socket:
             [f"--host {host} --port {port} can't be bound: {error}; --port 0 takes a free port"]
         ) from error
     return listener
-
-
-def _default_total_tokens(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, context: int) -> int:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    affordable = memory // 8 // (config.kv_values_per_token * dtype.itemsize)
-    return max(min(options.max_running_requests * context, affordable), 1)

@@ -17,7 +17,7 @@ from miles.engine.local.model import Model
 from miles.engine.local.model_config import ModelConfig
 from miles.engine.local.sequence import Sequence
 from miles.engine.local.step_thread import StepThread
-from miles.errors import EngineFailed
+from miles.errors import EngineFailed, EngineUnreachable
 
 T = TypeVar("T")
 
@@ -54,7 +54,10 @@ class Service:
         self.thread = StepThread(engine, self._hand_over)
 
     async def generate(self, body: bytes, gone: asyncio.Task[None] | None = None) -> bytes:
-        """The reply to a `/generate` body. Raises EngineRefused or EngineFailed; ClientGone when ``gone`` ends first."""
+        """The reply to a `/generate` body.
+
+        Raises EngineRefused, EngineFailed, EngineUnreachable while the engine ends; ClientGone when ``gone`` ends first.
+        """
         started = self._loop.time()
         request = self._dialect.parse(body)
         ids = request.input_ids
@@ -85,7 +88,7 @@ class Service:
             self.thread.post(lambda: self.engine.submit(sequence))
             await reply
         except asyncio.CancelledError:
-            with contextlib.suppress(EngineFailed):
+            with contextlib.suppress(EngineUnreachable):
                 self.thread.call(lambda: self.engine.abort(lambda s: s is sequence, "the client disconnected"))
             if gone is not None and gone.done():
                 raise ClientGone from None

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from miles.engine.local.engine import Engine
 from miles.engine.local.sequence import Sequence
-from miles.errors import EngineFailed
+from miles.errors import EngineUnreachable
 
 T = TypeVar("T")
 HandOver = Callable[[list[Sequence]], None]
@@ -19,7 +19,7 @@ class StepThread:
     """Steps ``engine`` while something may run, and applies commands between two steps.
 
     ``hand_over`` gets the ended sequences on this thread; it must not block. Where the thread ends, by `stop` or by a
-    defect, whatever is still open is aborted, and later calls raise EngineFailed.
+    defect, whatever is still open is aborted, and later calls raise EngineUnreachable.
     """
 
     def __init__(self, engine: Engine, hand_over: HandOver) -> None:
@@ -40,7 +40,7 @@ class StepThread:
         """Has a command run between two steps. It must not raise."""
         with self._wake:
             if self._closed:
-                raise EngineFailed("the engine is shutting down")
+                raise EngineUnreachable("the engine is shutting down")
             self._commands.append(command)
             self._wake.notify()
 

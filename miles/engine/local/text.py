@@ -19,7 +19,7 @@ class Text:
 
     def encode(self, text: str) -> list[int]:
         """Ids with the special tokens that the tokenizer adds. Raises EngineRefused without a tokenizer."""
-        ids: list[int] = self.required().encode(text).ids
+        ids: list[int] = self.require().encode(text).ids
         return ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
@@ -28,7 +28,7 @@ class Text:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def required(self) -> Tokenizer:
+    def require(self) -> Tokenizer:
         """The tokenizer. Raises EngineRefused where there is none."""
         if self._tokenizer is None:
             raise EngineRefused(f"{self._path} does not exist, so this engine knows token ids only; send input_ids")

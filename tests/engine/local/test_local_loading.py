@@ -48,6 +48,8 @@ def write_segment(folder, tensors):
             {"rope_parameters": {"rope_type": "yarn", "factor": 4}},
             "rope type 'yarn' is not supported; default and llama3",
         ),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 4}}, "'llama3' lacks low_freq_factor, high_freq_factor"),
+        ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not supported; float32"),
         ({"num_experts": 8}, "mixture-of-experts"),
         ({"hidden_size": None}, "hidden_size is None; a whole number is needed"),
     ],

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,19 @@ def test_a_signal_ends_it_with_requests_in_it_and_they_get_their_reply(start, fo
     assert process.wait(30) == 0
 
 
+def test_a_connection_that_closes_frees_its_request(start, folder):
+    url = ready_url(start([*COMMAND, str(folder)]))
+    httpx.post(f"{url}/pause_generation", json={"mode": "in_place"})
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))) as connection:
+        body = b'{"input_ids": [1]}'
+        head = f"POST /generate HTTP/1.1\r\nHost: engine\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        while httpx.get(f"{url}/server_info").json()["num_queue_reqs"] == 0:
+            pass
+    while httpx.get(f"{url}/server_info").json()["num_queue_reqs"] == 1:
+        pass
+
+
 def test_it_ends_when_the_process_that_started_it_dies(start, folder):
     parent = start(
         [
@@ -82,6 +96,11 @@ def test_it_ends_when_the_process_that_started_it_dies(start, folder):
     parent.kill()
     assert select.select([ended], [], [], 30)[0], "the engine outlived its parent"
     os.close(ended)
+
+
+def test_help_comes_without_importing_torch():
+    code = "import sys, miles.engine.local.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_model_that_cannot_run_ends_it_with_the_reason(start, tmp_path):

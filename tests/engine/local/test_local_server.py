@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import weakref
 from pathlib import Path
 
 import httpx
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from miles.engine.local.application import Application
-from miles.engine.local.server import EngineOptions, Loaded
+from miles.engine.local.server import EngineOptions, open_service
 from miles.errors import SettingsError
 from tests.engine.local.test_local_loading import write_segment
 from tests.engine.local.tiny import VOCAB, steps
@@ -65,7 +66,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, **options):
-    service = Loaded.load(EngineOptions(folder, dtype="float32", **options)).service()
+    service = open_service(EngineOptions(folder, dtype="float32", **options))
     server = Server(service)
     try:
         yield server
@@ -255,6 +256,16 @@ async def test_request_aborted_before_it_started_has_empty_arrays(server):
 
 
 @served
+async def test_request_aborted_while_retracted_has_the_tokens_it_had(server):
+    (task,) = await server.frozen(server.generate(9))
+    await server.post("/pause_generation", mode="retract")
+    await server.post("/abort_request", abort_all=True)
+    body = (await task).json()
+    assert len(body["output_ids"]) == len(body["meta_info"]["output_token_logprobs"]) == 3
+    assert body["meta_info"]["weight_versions"] == [{"version": "default", "start": 0, "end": 3}]
+
+
+@served
 async def test_abort_by_id_ends_that_request_only(server):
     one, other = await server.frozen(server.generate(9, rid="one"), server.generate(9, rid="other"))
     assert (await server.post("/abort_request", rid="one")).json() == {"aborted": 1}
@@ -317,6 +328,7 @@ async def test_refused_update_leaves_old_weights_and_version_serving(server, oth
 @served
 async def test_update_sets_weights_and_label_together_and_drops_the_former_segment(server, other_folder, tmp_path):
     before = (await server.generate(20)).json()["output_ids"]
+    first = weakref.ref(server.service.engine._model)
     paths = []
     for version in ("1", "2", "3"):
         folder = tmp_path / version
@@ -326,6 +338,7 @@ async def test_update_sets_weights_and_label_together_and_drops_the_former_segme
         assert reply.json() == {"success": True, "weight_version": version}
         assert [is_mapped(path) for path in paths] == [False] * (len(paths) - 1) + [True]
         assert await server.version() == version
+    assert first() is None, "the weights of the start are still in memory"
     after = await server.generate(20)
     assert after.json()["output_ids"] != before
     assert spans(after) == [("3", 0, 20)]
@@ -437,10 +450,10 @@ def test_version_label_of_the_options_is_served(folder):
         ({"context_length": 4096}, "--context-length 4096 is more than the model's 512 positions"),
         (
             {"context_length": 400, "max_total_tokens": 300},
-            "--context-length 400 does not fit into --max-total-tokens 300",
+            "--context-length 400 does not fit into a KV cache of 300 tokens",
         ),
     ],
 )
 def test_options_that_cannot_work_are_refused_with_the_numbers(folder, options, said):
     with pytest.raises(SettingsError, match=said):
-        Loaded.load(EngineOptions(folder, **options))
+        open_service(EngineOptions(folder, **options))

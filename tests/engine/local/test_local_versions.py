@@ -137,6 +137,19 @@ def test_the_same_label_again_starts_no_span(folder):
     assert all(spans(s) == [("1", 0, 20)] for s in drain(engine))
 
 
+def test_labels_under_which_nothing_was_sampled_leave_no_span(folder):
+    engine = three_running(folder)
+    steps(engine, 5)
+    engine.set_version("2")
+    engine.set_version("1")
+    steps(engine, 3)
+    engine.set_version("4")
+    engine.pause("abort")
+    ended = engine.take_ended()
+    assert [spans(s) for s in ended] == [[("1", 0, 8)]] * 3
+    assert {s.weight_version for s in ended} == {"4"}
+
+
 def test_several_updates_while_waiting_leave_no_empty_span(folder, other_folder):
     engine = three_running(folder)
     steps(engine, 4)
