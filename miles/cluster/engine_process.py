@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from miles.errors import EngineError
 READY = "miles-engine ready"
 STEADY_S = 60.0
 STARTS_WITHOUT_READY = 3
+STOP_TIMEOUT_S = 5.0
 
 
 class EngineStartFailed(EngineError):
@@ -119,18 +119,20 @@ class EngineProcess:
                     return f"no answer to a health check in {self._health_timeout_s:g} s ({type(error).__name__})"
 
     async def stop(self) -> int | None:
-        """Ends the process, if any: politely, after 5 s by force. Returns its exit code."""
-        process, self._process = self._process, None
+        """Ends the process, if any: politely, after 5 s (or when cancelled) by force. Returns its exit code."""
+        process = self._process
         if process is None:
             return None
-        for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            process.terminate()
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except (ProcessLookupError, TimeoutError):
+            pass
+        finally:
             if process.returncode is None:
-                try:
-                    process.send_signal(sign)
-                    await asyncio.wait_for(process.wait(), 5.0)
-                except (ProcessLookupError, TimeoutError):
-                    continue
-        return process.returncode
+                process.kill()
+        self._process = None
+        return await process.wait()
 
 
 def _tail(path: Path, lines: int = 8) -> str:
