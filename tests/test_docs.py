@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from fnmatch import fnmatch
 from functools import cache
 from itertools import pairwise, product
@@ -24,7 +23,6 @@ from miles.config import Problems, Settings
 from miles.config.flags import default_of, flag_fields, flag_name
 from miles.config.settings import Mode, TrainSettings
 from miles.driver.check import check as check_rooms
-from miles.engine.local.__main__ import _parser as engine_parser
 from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.observe.run_folder import EVAL_STEP, RunFolder
 from miles.observe.snapshot import HeldBy, Snapshot, TrainerState, who_waits
@@ -134,7 +132,7 @@ def judge(words, checkout, capsys, expected):
     elif program == "miles":
         judge_miles(arguments, capsys, expected)
     elif program.startswith("python"):
-        judge_python(arguments, checkout)
+        judge_python(arguments)
     else:
         assert {a for a in arguments if a.startswith("-")} <= FOREIGN[program], words
 
@@ -164,12 +162,10 @@ def judge_miles(arguments, capsys, expected):
     assert code == (0 if out.startswith("no problems") else 2)
 
 
-def judge_python(arguments, checkout):
+def judge_python(arguments):
     if arguments[0] == "-m":
         module, *options = arguments[1:]
-        if module == "miles.engine.local":
-            engine_parser().parse_args(options)
-        elif module != "venv":
+        if module != "venv":
             assert {o for o in options if o.startswith("-")} <= FOREIGN[module]
             assert all(Path(o).exists() for o in options if "/" in o)
     elif Path(arguments[0]).name in ("train.py", "train_async.py"):
@@ -357,4 +353,3 @@ def test_what_the_tests_of_the_docs_look_for_is_there():
     assert languages.count("python") >= 8 and languages.count("bash") >= 12 and languages.count("text") >= 2
     tables = [header for doc in DOCS for header, _ in tables_of(doc)]
     assert sum(header[:2] == ["flag", "default"] for header in tables) >= 5
-    assert len({f.name for owner in Settings.owners().values() for f in fields(owner)}) == len(FLAGS)

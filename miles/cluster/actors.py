@@ -22,7 +22,7 @@ from miles.config import Settings
 from miles.data.render import PromptEncoder
 from miles.engine.gateway import Gateway
 from miles.engine.http import HttpTransport
-from miles.engine.launch import engine_command
+from miles.engine.launch import engine_command, model_context
 from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
 from miles.rollout.assembly import assemble, make_client
@@ -89,11 +89,13 @@ class EngineSide:
 class RolloutSide:
     """The rollout side of the ring. `start`, then `run` beside everything else."""
 
-    def __init__(self, settings: Settings, total_steps: int) -> None:
+    def __init__(self, settings: Settings, steps: range) -> None:
         self._settings = settings
-        self._total_steps = total_steps
+        self._steps = steps
         self._events: list[dict[str, Any]] = []
         self._lost: Counter[str] = Counter()
+        self._client = make_client(settings, HttpTransport())
+        self._table = self._client.table
 
     async def start(self, resume_from: str | None) -> str:
         """Reads the data, starts the reward processes and the gateway. Returns the gateway's address."""
@@ -104,25 +106,26 @@ class RolloutSide:
         tokenizer = AutoTokenizer.from_pretrained(settings.model.hf_checkpoint)
         data = settings.data
         encoder = PromptEncoder(tokenizer, data.apply_chat_template, data.apply_chat_template_kwargs)
-        client = make_client(settings, HttpTransport())
-        self._table = client.table
+        client = self._client
         self._gateway = Gateway(client, host=settings.engine.sglang_router_ip, port=settings.engine.sglang_router_port)
         port = await self._gateway.start()
         self._source = RolloutDataSourceWithBuffer.from_settings(settings)
         if resume_from is not None:
             self._source.load_state(json.loads((Path(resume_from) / SAMPLES_FILE).read_text()))
-        args = settings.namespace(sglang_router_port=port)
+        context = settings.sampling.rollout_max_context_len or model_context(settings.model.hf_checkpoint)
+        more = {"sglang_router_port": port, "rollout_max_context_len": context}
+        args = settings.namespace(**more)
         scorer = ProcessScorer(processes=settings.reward.reward_processes, timeout_s=settings.reward.reward_timeout_s)
         self._rewards = Rewards(args, scorer)
-        publisher = Publisher(
+        self._publisher = Publisher(
             client,
             pause_mode=settings.engine.pause_generation_mode,
             health_timeout_s=settings.engine.rollout_health_check_timeout,
         )
         self._rollouts = assemble(
-            settings, source=self._source, client=client, publisher=publisher, encode=encoder.encode,
-            scoring=self._rewards, eval_sets=eval_sets(settings), tokenizer=tokenizer, total_steps=self._total_steps,
-            sglang_router_port=port,
+            settings, source=self._source, client=client, publisher=self._publisher, encode=encoder.encode,
+            scoring=self._rewards, eval_sets=eval_sets(settings), tokenizer=tokenizer, steps=self._steps,
+            **more,
         )  # fmt: skip
         if isinstance(self._rollouts.feed, WorkerFeed):
             fully_async_rollout.adopt_feed(self._rollouts.feed, args)
@@ -170,8 +173,8 @@ class RolloutSide:
     async def commit(self) -> int:
         return self._rollouts.commit()
 
-    async def publish(self, weights: Weights) -> None:
-        await self._rollouts.publish(weights)
+    async def publish(self, weights: Weights, steps_due: int) -> None:
+        await self._rollouts.publish(weights, steps_due)
 
     async def busy_weights(self) -> frozenset[str]:
         return self._rollouts.busy_weights()
@@ -198,6 +201,7 @@ class RolloutSide:
 
     async def engine_down(self, url: str, why: str) -> None:
         self._table.set_aside(url, why)
+        self._publisher.forget(url)
         self._events.append({"kind": "engine_down", "url": url, "why": why})
 
     async def status(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -114,7 +114,8 @@ class EngineProcess:
                     pass
                 try:
                     async with session.get(self.url + "/health") as reply:
-                        await reply.read()
+                        if reply.status != 200:
+                            return f"a health check was answered {reply.status}"
                 except (aiohttp.ClientError, TimeoutError) as error:
                     return f"no answer to a health check in {self._health_timeout_s:g} s ({type(error).__name__})"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import types
 import typing
 from collections.abc import Sequence
@@ -124,7 +125,10 @@ def _scalar(base: type, text: Any) -> Any:
             raise ValueError("is no JSON object")
         return value
     try:
-        return base(text)
+        value = base(text)
+        if base is float and not math.isfinite(value):
+            raise ValueError
+        return value
     except ValueError:
         raise ValueError(f"is not {'an integer' if base is int else 'a number'}") from None
 

@@ -255,7 +255,7 @@ class Settings:
         """Settings from the flat ``args`` of a first-era caller; what it lacks keeps its default."""
         parts = {}
         for name, owner in cls.owners().items():
-            present = [f for f in fields(owner) if hasattr(args, f.name)]
+            present = [f for f in fields(owner) if getattr(args, f.name, None) is not None]
             parts[name] = owner(**{f.name: getattr(args, f.name) for f in present})
         return cls(**parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from miles.config import Problems, Settings
+from miles.engine.launch import model_context
 
 
 def check(settings: Settings, problems: Problems) -> None:
@@ -17,7 +18,25 @@ def check(settings: Settings, problems: Problems) -> None:
             f"is not a multiple of --rollout-num-gpus-per-engine {per_engine}",
             f"{max(1, gpus // per_engine) * per_engine} works",
         )  # fmt: skip
-    context = settings.sampling.rollout_max_context_len
+    if settings.train.actor_num_nodes > 1 and engine.update_weight_transfer_mode != "disk":
+        problems.add(
+            "--actor-num-nodes", settings.train.actor_num_nodes, "weights go through the shared memory of one machine",
+            "1 works, or --update-weight-transfer-mode disk with --update-weight-disk-dir on a shared filesystem",
+        )  # fmt: skip
+    _check_context(settings, problems)
+
+
+def _check_context(settings: Settings, problems: Problems) -> None:
+    engine, sampling = settings.engine, settings.sampling
+    longest = model_context(settings.model.hf_checkpoint)
+    for flag, value in (
+        ("--rollout-max-context-len", sampling.rollout_max_context_len),
+        ("--rollout-max-response-len", sampling.rollout_max_response_len),
+        ("--eval-max-response-len", settings.eval.eval_max_response_len),
+    ):
+        if longest is not None and value is not None and value > longest:
+            problems.add(flag, value, f"the model's max_position_embeddings is {longest}", f"{longest} or less works")
+    context = sampling.rollout_max_context_len
     total = engine.sglang_max_total_tokens
     if context is not None and total is not None and total < context:
         problems.add(

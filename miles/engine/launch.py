@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 from miles.config import Settings
 
@@ -23,3 +25,12 @@ def engine_command(settings: Settings, *, model: str, port: int) -> list[str]:
     if sampling.rollout_max_context_len is not None:
         command += ["--context-length", str(sampling.rollout_max_context_len)]
     return command
+
+
+def model_context(model: str | None) -> int | None:
+    """The longest sequence that the model's config allows; None where it doesn't say."""
+    config = Path(model or "", "config.json")
+    if not model or not config.is_file():
+        return None
+    length = json.loads(config.read_text()).get("max_position_embeddings")
+    return int(length) if length else None

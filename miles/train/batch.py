@@ -75,14 +75,16 @@ class MicroBatch:
         return self.input_ids.shape[1]
 
 
-def read_batch(batch: RolloutBatch, train: TrainSettings, optimizer_steps: int) -> list[list[TrainSample]]:
+def read_batch(
+    batch: RolloutBatch, train: TrainSettings, *, optimizer_steps: int, vocabulary: int
+) -> list[list[TrainSample]]:
     """The samples of each optimizer step that have something to train, with advantages and weights.
 
     Whole groups stay in one step, in the order of the batch, the same number of groups in each. Samples that share a rollout
     id (pieces of one conversation) are one reward in the baseline and one term of the loss. Raises `TrainerError` with the
-    index of the sample that can't be trained.
+    index of the sample that can't be trained. ``vocabulary``: number of token ids that the model knows.
     """
-    samples = [_read_sample(batch, i) for i in range(len(batch["tokens"]))]
+    samples = [_read_sample(batch, i, vocabulary) for i in range(len(batch["tokens"]))]
     rollouts = list(zip(batch["group_ids"], batch["rollout_ids"], strict=True))
     advantages = _advantages(batch, rollouts, train)
     steps = []
@@ -175,7 +177,7 @@ def collate(samples: Sequence[TrainSample], *, packed: bool, device: torch.devic
     )
 
 
-def _read_sample(batch: RolloutBatch, i: int) -> TrainSample:
+def _read_sample(batch: RolloutBatch, i: int, vocabulary: int) -> TrainSample:
     index, response_length = int(batch["sample_indices"][i]), int(batch["response_lengths"][i])
     tokens = np.asarray(batch["tokens"][i], dtype=np.int64)
     mask, log_probs = batch["loss_masks"][i], batch["rollout_log_probs"][i]
@@ -185,6 +187,8 @@ def _read_sample(batch: RolloutBatch, i: int) -> TrainSample:
             raise TrainerError(f"sample {index} has {count} {name} entries for {response_length} response tokens")
     if response_length > len(tokens):
         raise TrainerError(f"sample {index} has {len(tokens)} tokens, fewer than its {response_length} response tokens")
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+        raise TrainerError(f"sample {index} has a token id that is not within the {vocabulary} of the model")
     active = np.flatnonzero(np.asarray(mask))
     trained = active + len(tokens) - response_length
     trained_log_probs = np.asarray(log_probs, dtype=np.float32)[active]

@@ -7,7 +7,7 @@ import torch
 from miles.config.settings import TrainSettings
 from miles.errors import TrainerError
 from miles.train.batch import collate, fill_up, read_batch, split_groups
-from tests.train.tiny import make_batch, reference_advantages, select
+from tests.train.tiny import VOCABULARY, make_batch, reference_advantages, select
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def join(*batches):
 
 
 def read(batch, steps=1, **train):
-    return read_batch(batch, TrainSettings(**train), steps)
+    return read_batch(batch, TrainSettings(**train), optimizer_steps=steps, vocabulary=VOCABULARY)
 
 
 def test_masked_token_is_not_there_whatever_its_log_prob():
@@ -95,6 +95,8 @@ def test_rewards_without_normalization_are_the_advantages():
         ({"rollout_log_probs": None}, "sample 77 has no rollout log-probs entries for 3"),
         ({"loss_masks": np.array([1, 1])}, "sample 77 has 2 loss mask entries for 3 response tokens"),
         ({"tokens": np.array([7, 8, 9])}, "sample 77 has no prompt"),
+        ({"tokens": np.array([5, 6, 7, 8, 61])}, "sample 77 has a token id that is not within the 61 of the model"),
+        ({"tokens": np.array([-1, 6, 7, 8, 9])}, "sample 77 has a token id"),
         ({"tokens": np.array([8, 9])}, "sample 77 has 2 tokens, fewer than its 3 response tokens"),
         ({"loss_masks": np.zeros(3)}, "nothing to train: the loss masks of all 1 samples"),
     ],

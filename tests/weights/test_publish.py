@@ -140,3 +140,21 @@ def test_an_engine_that_only_lost_a_connection_is_not_updated_again():
     run(scenario, engine)
     assert "/update_weights_from_shared_memory" not in engine.calls
     assert "/continue_generation" in engine.calls
+
+
+def test_an_engine_that_keeps_refusing_holds_no_segment():
+    """It answered that it did not take the path, so the path is free again: shared memory does not grow."""
+    refuses = FakeEngine()
+
+    async def scenario(publisher, client, urls):
+        refuses.fails_update = True
+        sizes = []
+        for version in range(2, 12):
+            await publisher.publish(Weights(version, "shm", f"segment-{version}"))
+            sizes.append(len(publisher.busy()))
+        publisher.forget(urls[1])
+        return sizes, publisher.busy()
+
+    sizes, busy = run(scenario, FakeEngine(), refuses)
+    assert max(sizes) <= 2
+    assert busy == {"segment-11"}
