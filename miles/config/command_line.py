@@ -61,7 +61,11 @@ def read(argv: Sequence[str], owners: Sequence[type], problems: Problems) -> Giv
     functions = [(name, draft.values[name]) for name in FUNCTION_PATHS if name in draft.values]
     parser, own = _with_users_flags(parser, owners, functions, problems)
     given = _take(parser, entries, words, custom, problems)
-    for name, default in own.items():
+    for name, (default, needed) in own.items():
+        if needed and name not in given.values:
+            problems.add(
+                needed, None, "a function that is named by its path needs it", "a value of that function's works"
+            )
         given.attributes[name] = given.values.pop(name, default)
         given.sources.pop(name, None)
     return given
@@ -83,8 +87,8 @@ def _pop_run_file(words: list[str]) -> str | None:
 
 def _with_users_flags(
     parser: argparse.ArgumentParser, owners: Sequence[type], functions: Iterable[tuple[str, str]], problems: Problems
-) -> tuple[argparse.ArgumentParser, dict[str, Any]]:
-    """The parser with what each function's ``add_arguments`` adds, and the defaults of that."""
+) -> tuple[argparse.ArgumentParser, dict[str, tuple[Any, str | None]]]:
+    """The parser with what each function's ``add_arguments`` adds; of that, the defaults and the flags that it needs."""
     adders = [(name, path, adder) for name, path in functions if (adder := _adder(path)) is not None]
     if not adders:
         return parser, {}
@@ -99,7 +103,9 @@ def _with_users_flags(
     own = {}
     for action in parser._actions[before:]:
         default = None if action.default is argparse.SUPPRESS else action.default
-        own[action.dest] = action.type(default) if isinstance(default, str) and callable(action.type) else default
+        if isinstance(default, str) and callable(action.type):
+            default = action.type(default)
+        own[action.dest] = (default, action.option_strings[0] if action.required else None)
         action.default, action.required = argparse.SUPPRESS, False
     return _with_known(parser), own
 

@@ -10,8 +10,8 @@ from miles.config.settings import Settings
 
 REASONS = {
     "not here yet": "is not here yet",
-    "needs megatron": "changes what is computed or stored, and needs Megatron, which is not here",
-    "needs sglang": "needs --rollout-backend sglang, which is not here",
+    "needs megatron": "changes what is computed or stored, and needs the megatron backend, which is not here",
+    "needs sglang": "needs the sglang backend, and is not here yet",
 }
 NEEDS = {
     "apply_chat_template_kwargs": "apply_chat_template",

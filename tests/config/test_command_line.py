@@ -152,6 +152,16 @@ def test_a_function_that_takes_a_flag_of_ours_is_told():
     assert line.startswith("--custom-generate-function-path my.generate") and "--lr" in line
 
 
+def test_a_flag_that_a_function_needs_is_asked_for():
+    def add(parser):
+        parser.add_argument("--agent-url", required=True)
+
+    with function_registry.temporary("my.generate", function_with(add)):
+        words = "--custom-generate-function-path my.generate"
+        assert parsed(f"{words} --agent-url http://a:1")[0].namespace().agent_url == "http://a:1"
+        assert parsed(words)[1].lines[0].startswith("--agent-url is not set: ")
+
+
 def test_flags_of_a_function_that_is_not_named_are_unknown():
     assert parsed("--max-turns 3")[1].lines[0].startswith("--max-turns: no such flag")
 
