@@ -75,10 +75,12 @@ def _pop_run_file(words: list[str]) -> str | None:
     """Takes the YAML file with settings out of the words: the first one, or the value of --config."""
     if words and words[0].endswith(RUN_FILES):
         return words.pop(0)
-    if "--config" in words[:-1]:
-        at = words.index("--config")
-        words.pop(at)
-        return words.pop(at)
+    for at, word in enumerate(words):
+        if word == "--config" and at + 1 < len(words):
+            del words[at]
+            return words.pop(at)
+        if word.startswith("--config="):
+            return words.pop(at).removeprefix("--config=")
     return None
 
 
@@ -128,23 +130,31 @@ def _take(
     problems: Problems,
 ) -> Given:
     given = Given()
+    keys = [option.removeprefix("--") for option in _options(parser)]
     for entry in entries:
-        if _take_words(given, parser, _words_of(entry, parser), entry.source):
-            near = flags.nearest(
-                entry.key,
-                [o.removeprefix("--") for o in _options(parser)],
-                "`miles train --help` lists the flags, which are the keys",
-            )
+        if not _take_entry(given, parser, entry, problems):
+            near = flags.nearest(entry.key, keys, "`miles train --help` lists the flags, which are the keys")
             problems.add(f"{entry.source} {entry.key}", "", "no such setting", near)
     _report_unknown(_take_words(given, parser, words, flags.FLAG), parser, problems)
     for entry in custom:
         before = dict(given.values)
-        if _take_words(given, parser, _words_of(entry, parser), entry.source):
+        if not _take_entry(given, parser, entry, problems):
             given.attributes[entry.key.replace("-", "_")] = entry.value
         for name in before.keys() & given.values.keys():
             if given.sources[name] == entry.source:
                 problems.note(f"{entry.source}: {entry.key} {entry.value} overrides {before[name]}")
     return given
+
+
+def _take_entry(given: Given, parser: argparse.ArgumentParser, entry: Entry, problems: Problems) -> bool:
+    """Adds an entry of a file. Returns whether there is a setting of exactly this name, or a server to take it."""
+    words = _words_of(entry, parser)
+    name = words[0].partition("=")[0]
+    if name not in parser._option_string_actions and not name.startswith(SERVER_FLAGS):
+        return False
+    if _take_words(given, parser, words, entry.source):
+        problems.add(f"{entry.source} {entry.key}", entry.value, "is more than the flag takes", "one value works")
+    return True
 
 
 def _take_words(given: Given, parser: argparse.ArgumentParser, words: Sequence[str], source: str) -> list[str]:

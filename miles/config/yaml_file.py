@@ -45,7 +45,7 @@ def _parse(flag: str, name: str, content: str, problems: Problems, works: str) -
     import yaml
 
     loader = yaml.SafeLoader(content)
-    entries = []
+    entries: list[Entry] = []
     try:
         root = loader.get_single_node()
         if root is None:
@@ -55,9 +55,11 @@ def _parse(flag: str, name: str, content: str, problems: Problems, works: str) -
             return []
         for key, node in root.value:
             value = loader.construct_object(node, deep=True)
+            source = f"{name}:{key.start_mark.line + 1}"
+            if any(entry.key == str(key.value) for entry in entries):
+                problems.add(f"{source} {key.value}", "", "stands in this file twice", "keep one of the two")
             plain = isinstance(node, yaml.ScalarNode) and not isinstance(value, bool)
             if value is not None:
-                source = f"{name}:{key.start_mark.line + 1}"
                 entries.append(Entry(str(key.value), node.value if plain else value, value, source))
     except yaml.YAMLError as error:
         problems.add(flag, name, " ".join(str(error).split()), works)

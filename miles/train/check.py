@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from miles.config import Problems, Settings
+from miles.config.flags import place
 
 STEP_FIELDS = {
     "--global-batch-size": "global_batch_size",
@@ -143,7 +144,7 @@ def _check_correction(settings: Settings, problems: Problems) -> None:
     train, steps = settings.train, settings.optimizer_steps
     if "use_rollout_logprobs" in settings.given and not (train.use_rollout_logprobs or train.use_tis):
         problems.add(
-            "--no-use-rollout-logprobs", "",
+            place("--no-use-rollout-logprobs", settings.sources["use_rollout_logprobs"]), "",
             f"{settings.mode} training on the trainer's own log-probs alone leaves the samples' older weights uncorrected",
             "--use-rollout-logprobs or --use-tis works",
         )  # fmt: skip

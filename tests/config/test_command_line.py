@@ -42,6 +42,7 @@ def test_a_file_holds_what_flags_say_and_flags_win(run_file):
     assert settings.passthrough == {"--sglang-mem-fraction-static": "0.7"}
     assert settings.sources["rollout_batch_size"] == f"{path}:3" and settings.sources["lr"] == "flag"
     assert parsed(f"--config {path}")[0].rollout.rollout_batch_size == 8
+    assert parsed(f"--lr 1 --config={path}")[0].rollout.rollout_batch_size == 8
 
 
 def test_a_flag_says_the_opposite_of_a_file(run_file):
@@ -54,6 +55,9 @@ def test_a_flag_says_the_opposite_of_a_file(run_file):
         ("lr: 1e-5\nrolout_batch_size: 8\n", ":2 rolout_batch_size: no such setting; did you mean rollout-batch-size?"),
         ("\nlr: x\n", ":2 --lr x: is not a number; for example 1e-06 works"),
         ("colocate: true\n", ":1 --colocate: is not here yet"),
+        ("lr: 1e-5\nlr: 1e-6\n", ":2 lr: stands in this file twice; keep one of the two"),
+        ("lr: [1e-5, 1e-6]\n", ":1 lr ['1e-5', '1e-6']: is more than the flag takes; one value works"),
+        ("eps: 1\n", ":1 eps: no such setting"),
         ("- lr\n", "holds no `key: value` lines"),
         ("lr: [1\n", "line 2, column 1"),
     ],
@@ -100,6 +104,11 @@ def test_custom_config_wins_over_flags_and_gives_hooks_attributes(run_file):
     assert settings.train.lr == 3e-6
     assert settings.namespace().tis_bounds == [0.5, 2.0]
     assert Settings.from_namespace(settings.namespace()).namespace().tis_mode == "truncate"
+
+
+def test_an_attribute_is_no_abbreviation_of_a_flag(run_file):
+    settings, problems = parsed(f"--custom-config-path {run_file('gam: 3')}")
+    assert problems.lines == [] and settings.namespace().gam == 3 and settings.namespace().gamma == 1.0
 
 
 def test_custom_config_may_be_text():
