@@ -5,6 +5,8 @@ from __future__ import annotations
 from miles.config import Problems, Settings
 from miles.engine.launch import model_context
 
+LOCAL = ("auto", "local")
+
 
 def check(settings: Settings, problems: Problems) -> None:
     """The engine room's own settings."""
@@ -43,3 +45,7 @@ def _check_context(settings: Settings, problems: Problems) -> None:
             "--sglang-max-total-tokens", total,
             f"one request may need --rollout-max-context-len {context} tokens of KV cache", f"{context} or more works",
         )  # fmt: skip
+    if settings.passthrough and engine.rollout_backend in LOCAL:
+        problems.warn(f"no effect on the local engine and its router: {', '.join(settings.passthrough)}")
+    if engine.update_weight_disk_dir is not None and engine.update_weight_transfer_mode != "disk":
+        problems.warn("--update-weight-disk-dir has no effect without --update-weight-transfer-mode disk")

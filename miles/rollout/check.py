@@ -35,7 +35,7 @@ def _check_schedule(settings: Settings, problems: Problems) -> None:
     elif batch is not None and max(settings.buffer_groups, settings.slots // n) < batch:
         problems.add(
             "--async-data-buffer-capacity-factor", rollout.async_data_buffer_capacity_factor,
-            f"{settings.buffer_groups} groups in the buffer and {settings.slots // n} running: a batch of {batch} may never fill",
+            f"{settings.buffer_groups} groups waiting and {settings.slots // n} running: a batch of {batch} may never fill",
             "1 works",
         )  # fmt: skip
     for flag, value in (
@@ -46,6 +46,8 @@ def _check_schedule(settings: Settings, problems: Problems) -> None:
             problems.add(flag, value, "must not be negative", "0 or more works")
     if rollout.max_weight_staleness is not None and not settings.fully_async:
         problems.warn(f"--max-weight-staleness bounds fully-async training only; this run is {settings.mode}")
+    if n == 1 and settings.train.advantage_estimator == "grpo" and settings.train.rewards_normalization:
+        problems.warn("--n-samples-per-prompt 1: a sample alone in its group has advantage 0, so nothing is learned")
     if settings.sampling.rollout_max_response_len is None and settings.sampling.rollout_max_context_len is None:
         problems.add("--rollout-max-response-len", None, "nothing bounds a response", "for example 1024 works")
 
