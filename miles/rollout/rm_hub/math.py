@@ -41,7 +41,15 @@ from sympy import (  # type: ignore[import-untyped]
     zoo,
 )
 
-from miles.rollout.rm_hub.answers import as_latex, bare_text, chosen_letter, final_answer, is_formula, unwrap
+from miles.rollout.rm_hub.answers import (
+    as_latex,
+    bare_text,
+    chosen_letter,
+    final_answer,
+    is_formula,
+    unwrap,
+    without_end_tokens,
+)
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -59,7 +67,8 @@ def math(response: str, label: str) -> float:
     """1.0 where the reply's final answer equals the label's, else 0.0. May run for ever on hostile input."""
     gold = final_answer(label)
     gold = unwrap(label) if gold is None else gold
-    return float(bool(gold) and bool(response.strip()) and _is_right(response, gold))
+    response = without_end_tokens(response)
+    return float(bool(gold) and bool(response) and _is_right(response, gold))
 
 
 def _is_right(response: str, gold: str) -> bool:
