@@ -69,12 +69,17 @@ def final_answer(text: str) -> str | None:
     if marked:
         number = _NUMBER_THEN_PROSE.match(marked[-1].strip())
         return number.group(1) if number else unwrap(marked[-1])
-    stated = _STATED.findall(text)
-    for candidate in (*stated[-1:], text):
+    for candidate in (stated_answer(text), text):
         formula = unwrap(candidate)
         if is_formula(formula):
             return formula
     return None
+
+
+def stated_answer(text: str) -> str:
+    """What the last "answer is" or "answer:" states, words included; "" where there is none."""
+    stated = _STATED.findall(text)
+    return stated[-1] if stated else ""
 
 
 def unwrap(text: str) -> str:
@@ -97,7 +102,7 @@ def is_formula(text: str) -> bool:
 def chosen_letter(text: str) -> str | None:
     """The letter of a multiple-choice reply: boxed, stated ("the answer is B"), or the last one in parentheses."""
     answer = final_answer(text)
-    for candidate in (answer or "", *_STATED.findall(text)[-1:]):
+    for candidate in (answer or "", stated_answer(text)):
         match = re.match(r"^[(\s]*([A-Z])(?:[).:,\s]|$)", bare_text(candidate))
         if match:
             return match.group(1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from miles.rollout.rm_hub.answers import after_thinking, bare_text, chosen_letter, final_answer
+from miles.rollout.rm_hub.answers import after_thinking, bare_text, chosen_letter, final_answer, stated_answer
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -36,8 +36,7 @@ def _chosen(reply: str, choices: Mapping[str, str], valid: list[str]) -> str | N
     letter = chosen_letter(reply)
     if letter in valid:
         return letter
-    answer = final_answer(reply)
-    return _letter_of(reply if answer is None else answer, choices, valid)
+    return _letter_of(final_answer(reply) or stated_answer(reply) or reply, choices, valid)
 
 
 def _letter_of(text: str, choices: Mapping[str, str], valid: list[str]) -> str | None:
