@@ -1,14 +1,17 @@
-"""A reply and a reasoning-gym entry in, the score of that entry's own task out, from 0 to 1.
+"""A reply and a reasoning-gym problem in, the score of that problem's own task out, from 0 to 1.
 
-``metadata["reasoning_gym"]`` is the entry as the library draws it: ``{"question", "answer", "metadata":
-{"source_dataset", ...}}``. The reply's answer stands in its last ``<answer>`` tag, else in its last box, else it is
-all that comes after ``</think>``. Source: reasoning-gym (Stojanovski et al. 2025), an optional dependency.
+``metadata["reasoning_gym"]`` names the problem, ``{"task", "config", "index"}``, and it is made again from that; or it is
+the problem as the library draws it, ``{"question", "answer", "metadata": {"source_dataset", ...}}``, which is then scored
+by its task under default settings. The reply's answer stands in its last ``<answer>`` tag, else in its last box, else it
+is all that comes after ``</think>``. Source: reasoning-gym (Stojanovski et al. 2025), an optional dependency.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,15 +28,28 @@ def is_installed() -> bool:
 
 
 def reasoning_gym(response: str, label: str, metadata: Mapping[str, Any]) -> float:
-    """Raises RewardFailed where the library or the entry is missing."""
+    """Raises RewardFailed where the library or the problem is missing."""
     if not is_installed():
         raise RewardFailed(HOW_TO_INSTALL)
     from reasoning_gym import get_score_answer_fn
 
-    entry = metadata.get("reasoning_gym")
-    if not isinstance(entry, Mapping) or "source_dataset" not in entry.get("metadata", {}):
-        raise RewardFailed('metadata["reasoning_gym"] has to be an entry with metadata["source_dataset"]')
-    return float(get_score_answer_fn(entry["metadata"]["source_dataset"])(answer_of(response), entry))
+    problem = metadata.get("reasoning_gym")
+    match problem:
+        case {"task": task, "config": config, "index": index}:
+            problems = _problems(task, json.dumps(config, sort_keys=True))
+            return float(problems.score_answer(answer_of(response), problems[index]))
+        case {"metadata": {"source_dataset": task}}:
+            return float(get_score_answer_fn(task)(answer_of(response), problem))
+    raise RewardFailed(
+        'metadata["reasoning_gym"] has to be {"task", "config", "index"}, or an entry with metadata["source_dataset"]'
+    )
+
+
+@lru_cache(maxsize=64)
+def _problems(task: str, config: str) -> Any:
+    from reasoning_gym import create_dataset
+
+    return create_dataset(task, **json.loads(config))
 
 
 def answer_of(response: str) -> str:

@@ -15,10 +15,11 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 from miles.errors import RewardFailed
-from miles.rollout.rm_hub.rm_types import find, score_function, score_in_place
+from miles.rollout.rm_hub.rm_types import score_function, score_in_place
 
 MEMORY_LIMIT_BYTES = 4 << 30
 
@@ -45,13 +46,13 @@ def serve(requests: BinaryIO, replies: BinaryIO, backstop_s: float) -> None:
 
 
 def load(rm_type: str) -> dict[str, Any]:
-    """Imports what a type needs, and what that imports on its first formula."""
+    """Imports what a type needs, and, with an answer that nobody gave, what it imports on its first one."""
     try:
-        score = score_function(rm_type)
-        if not find(rm_type).metadata:
-            score(r"</think>\boxed{\sqrt{x}}", r"\sqrt{y}", {})
-    except Exception as error:  # as in `verdict`
+        score_function(rm_type)
+    except Exception as error:  # importing is no fault that ends the process either: the parent hears of it
         return {"error": repr(error)}
+    with suppress(RewardFailed):
+        score_in_place(rm_type, r"</think>\boxed{\sqrt{x}}", r"\sqrt{y}", {})
     return {"loaded": rm_type}
 
 

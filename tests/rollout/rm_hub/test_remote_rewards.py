@@ -6,6 +6,7 @@ from argparse import Namespace
 import orjson
 import pytest
 
+from miles.config import Problems, Settings
 from miles.engine.wire import Reply
 from miles.errors import EngineUnreachable, RewardFailed, SettingsError
 from miles.rollout.rm_hub import Rewards, async_rm, use_scorer
@@ -132,6 +133,33 @@ def test_real_server_is_asked_through_one_session_that_closes_with_the_run():
     assert asyncio.run(main()) == [0.5] * 3
     assert len(connections) == 1
     assert bodies == [{"prompt": [{"role": "user", "content": "2+2="}], "response": "4", "label": None}] * 3
+
+
+def test_flags_reach_the_requests(monkeypatch):
+    async def main():
+        rewards = Rewards(args, DirectScorer())
+        with pytest.raises(RewardFailed, match=r"2 tries failed; the last one: no answer within 3 s"):
+            await rewards.score([Sample(response="4") for _ in range(4)], group=False)
+        await rewards.close()
+        return asyncio.get_running_loop().time()
+
+    server = Server(Reply(200, 1.0), takes_s=5.0)
+    monkeypatch.setattr("miles.rollout.rm_hub.remote.HttpTransport", lambda: server)
+    flags = [
+        "--rm-url",
+        URL,
+        "--rm-type",
+        "remote_rm",
+        "--rm-concurrency",
+        "2",
+        "--rm-timeout-s",
+        "3",
+        "--rm-retries",
+        "1",
+    ]
+    args = Settings.parse(flags, Problems()).namespace()
+    assert clock.run(main()) >= 2 * 2 * 3.0
+    assert (len(server.payloads), server.most_running) == (8, 2)
 
 
 def test_type_without_a_server_names_the_flag():

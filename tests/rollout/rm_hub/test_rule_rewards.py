@@ -124,15 +124,29 @@ def test_random_rewards_are_coins():
 # ---- reasoning-gym
 
 
+class Problems:
+    """What the library makes of a task: problem ``index`` has the answer ``index + start``."""
+
+    def __init__(self, start):
+        self.start = start
+
+    def __getitem__(self, index):
+        return {"answer": str(index + self.start)}
+
+    def score_answer(self, answer, entry):
+        return 1.0 if answer == entry["answer"] else 0.25
+
+
 ENTRY = {"question": "?", "answer": "5", "metadata": {"source_dataset": "tiny"}}
 
 
 @pytest.fixture
 def library(monkeypatch):
-    """The library's one function that is called, with a task of its own."""
+    """The library's two functions that are called, with tasks of their own."""
     module = ModuleType("reasoning_gym")
     scorers = {"tiny": lambda answer, entry: 1.0 if answer == entry["answer"] else 0.25}
     module.get_score_answer_fn = scorers.__getitem__
+    module.create_dataset = lambda task, start: {"counting": Problems}[task](start)
     monkeypatch.setitem(sys.modules, "reasoning_gym", module)
     monkeypatch.setattr(reasoning_gym_module, "is_installed", lambda: True)
 
@@ -145,8 +159,14 @@ def test_reasoning_gym_scores_by_the_entrys_own_task(library, reply, reward):
     assert score("reasoning_gym", reply, reasoning_gym=ENTRY) == reward
 
 
+@pytest.mark.parametrize(("reply", "index", "start", "reward"), [("5", 2, 3, 1.0), ("5", 2, 4, 0.25), ("5", 1, 4, 1.0)])
+def test_reasoning_gym_makes_a_named_problem_again(library, reply, index, start, reward):
+    named = {"task": "counting", "config": {"start": start}, "index": index}
+    assert score("reasoning_gym", reply, reasoning_gym=named) == reward
+
+
 def test_reasoning_gym_needs_its_entry_and_its_library(library, monkeypatch):
-    with pytest.raises(RewardFailed, match=r"has to be an entry with metadata\[.source_dataset.\]"):
+    with pytest.raises(RewardFailed, match=r"has to be .* or an entry with metadata\[.source_dataset.\]"):
         score("reasoning_gym", "5", reasoning_gym={"answer": "5"})
     monkeypatch.setattr(reasoning_gym_module, "is_installed", lambda: False)
     with pytest.raises(RewardFailed, match="reasoning-gym is not installed; pip install"):
@@ -155,9 +175,12 @@ def test_reasoning_gym_needs_its_entry_and_its_library(library, monkeypatch):
 
 def test_reasoning_gyms_real_tasks_score_their_own_answers():
     library = pytest.importorskip("reasoning_gym")
-    for name in ("chain_sum", "leg_counting", "spell_backward"):
-        for entry in library.create_dataset(name, seed=1, size=3):
-            assert score("reasoning_gym", f"<answer>{entry['answer']}</answer>", reasoning_gym=entry) == 1.0
+    for task in ("chain_sum", "leg_counting", "spell_backward"):
+        config = {"seed": 1, "size": 3}
+        for index, entry in enumerate(library.create_dataset(task, **config)):
+            reply = f"<answer>{entry['answer']}</answer>"
+            assert score("reasoning_gym", reply, reasoning_gym=entry) == 1.0
+            assert score("reasoning_gym", reply, reasoning_gym={"task": task, "config": config, "index": index}) == 1.0
 
 
 # ---- boxes
