@@ -29,6 +29,7 @@ from miles.rollout.assembly import assemble, make_client
 from miles.rollout.conversion import to_train_data
 from miles.rollout.data_source import RolloutDataSourceWithBuffer, eval_sets
 from miles.rollout.feed import WorkerFeed
+from miles.rollout.post_process import post_process
 from miles.rollout.rm_hub.pool import ProcessScorer
 from miles.rollout.rm_hub.rewards import Rewards
 from miles.types import Weights
@@ -114,7 +115,7 @@ class RolloutSide:
             self._source.load_state(json.loads((Path(resume_from) / SAMPLES_FILE).read_text()))
         context = settings.sampling.rollout_max_context_len or model_context(settings.model.hf_checkpoint)
         more = {"sglang_router_port": port, "rollout_max_context_len": context}
-        args = settings.namespace(**more)
+        self._args = args = settings.namespace(**more)
         scorer = ProcessScorer(processes=settings.reward.reward_processes, timeout_s=settings.reward.reward_timeout_s)
         self._rewards = Rewards(args, scorer)
         self._publisher = Publisher(
@@ -148,19 +149,22 @@ class RolloutSide:
         """The batch's columns (fetched by the trainer ranks alone) and the metrics of its samples."""
         settings = self._settings
         batch = await self._rollouts.take_batch(step)
-        groups = [g.samples for g in batch.groups]
+        groups, rewards = batch.groups, None
+        if settings.reward.custom_reward_post_process_path:
+            groups, rewards = await post_process(settings.reward.custom_reward_post_process_path, self._args, groups)
         metrics = rollout_metrics(
-            groups,
+            [g.samples for g in groups],
             version=batch.version,
             reward_key=settings.reward.reward_key,
             max_response_len=settings.sampling.rollout_max_response_len,
         )
-        return to_train_data(batch.groups, settings.reward.reward_key), metrics | self._counters()
+        return to_train_data(groups, settings.reward.reward_key, rewards), metrics | self._counters()
 
     def _counters(self) -> dict[str, float]:
         """Depths as they are now; what was lost since the last batch."""
         status = self._rollouts.status()
-        lost = Counter({"rollout/wasted_tokens": status["wasted_tokens"]})
+        timed_out = self._rewards.scorer.statistics().timed_out
+        lost = Counter({"rollout/wasted_tokens": status["wasted_tokens"], "rollout/reward_timeouts": timed_out})
         lost.update({given_up_metric(reason): groups for reason, groups in status["given_up"].items()})
         since = {name: float(count - self._lost[name]) for name, count in lost.items()}
         self._lost = lost

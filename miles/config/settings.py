@@ -108,11 +108,22 @@ class RolloutSettings:
 class RewardSettings:
     """Rewards"""
 
-    rm_type: str | None = flag(None, "reward of a sample: math, exact_match")
+    rm_type: str | None = flag(
+        None,
+        "reward of a sample: math, exact_match, dapo, deepscaler, gemma_math, f1, gpqa, ifbench, reasoning_gym, random, "
+        "deterministic_random, remote_rm; boxed_... scores the last box alone",
+    )
+    rm_url: str | None = flag(None, "server that remote_rm posts {prompt, response, label} to")
+    rm_concurrency: int = flag(64, "most requests to that server at a time", positive=True)
+    rm_timeout_s: float = flag(60.0, "seconds that server may take for one reply", positive=True)
+    rm_retries: int = flag(5, "more tries after a broken connection, a 5xx or no reply in time")
     custom_rm_path: str | None = flag(None, "module.name of a reward function")
     group_rm: bool = flag(False, "score the samples of a group together")
     reward_key: str | None = flag(None, "key of the reward that is trained, where rewards are objects")
     eval_reward_key: str | None = flag(None, "the same for evaluation; unset: --reward-key")
+    custom_reward_post_process_path: str | None = flag(
+        None, "module.name of a function that turns the rewards of a batch into those that are trained"
+    )
     reward_timeout_s: float = flag(5.0, "hard limit for checking one answer, in seconds", positive=True)
     reward_processes: int = flag(1, "processes that check answers", positive=True)
 

@@ -27,7 +27,7 @@ from miles.train.normalisation import token_weights
 RolloutBatch = dict[str, Any]
 """Columns with one entry per sample: ``tokens`` (int, prompt and response), ``response_lengths``, ``loss_masks`` and
 ``rollout_log_probs`` (one entry per response token), ``raw_reward`` (float or None), ``group_ids``, ``rollout_ids``,
-``sample_indices``."""
+``sample_indices``. Where there are ``rewards`` (float or None), of a post-process hook, they are the advantages."""
 
 Rollout = tuple[int, int]
 """Group id and rollout id."""
@@ -96,7 +96,7 @@ def read_batch(
         weight_of = dict(zip(tokens, weights.tolist(), strict=True))
         steps.append(
             [
-                replace(samples[i], advantage=advantages[rollouts[i]], weight=weight_of[rollouts[i]])
+                replace(samples[i], advantage=advantages[i], weight=weight_of[rollouts[i]])
                 for i in members
                 if len(samples[i].trained)
             ]
@@ -104,12 +104,16 @@ def read_batch(
     return steps
 
 
-def _advantages(batch: RolloutBatch, rollouts: Sequence[Rollout], train: TrainSettings) -> dict[Rollout, float]:
-    """One advantage per rollout, from its one reward."""
-    rewards: dict[Rollout, float | None] = {}
-    for index, rollout, reward in zip(batch["sample_indices"], rollouts, batch["raw_reward"], strict=True):
+def _advantages(batch: RolloutBatch, rollouts: Sequence[Rollout], train: TrainSettings) -> list[float]:
+    """One advantage per sample: that of its rollout, from the rollout's one reward, unless a hook has made rewards."""
+    given: Sequence[float | None] = batch["rewards" if "rewards" in batch else "raw_reward"]
+    for index, reward in zip(batch["sample_indices"], given, strict=True):
         if reward is not None and not math.isfinite(reward):
             raise TrainerError(f"sample {index}: its reward is {reward}; a finite number works, or None for unscored")
+    if "rewards" in batch:
+        return list(plain_advantages(given))
+    rewards: dict[Rollout, float | None] = {}
+    for index, rollout, reward in zip(batch["sample_indices"], rollouts, given, strict=True):
         if rewards.setdefault(rollout, reward) != reward:
             raise TrainerError(
                 f"sample {index} has reward {reward}, another sample of rollout {rollout[1]} has {rewards[rollout]}: "
@@ -121,7 +125,8 @@ def _advantages(batch: RolloutBatch, rollouts: Sequence[Rollout], train: TrainSe
         advantages = grpo_advantages(values, groups, std_normalization=train.grpo_std_normalization)
     else:
         advantages = plain_advantages(values)
-    return dict(zip(rewards, advantages.tolist(), strict=True))
+    advantage_of = dict(zip(rewards, advantages.tolist(), strict=True))
+    return [advantage_of[rollout] for rollout in rollouts]
 
 
 def split_groups(group_ids: Sequence[int], steps: int) -> list[list[int]]:

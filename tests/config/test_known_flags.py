@@ -138,6 +138,7 @@ def test_each_setting_is_read_by_the_code_that_it_is_for():
         for function in nodes:
             if function.name != "namespace":
                 read |= {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)}
+                read |= set(re.findall(r'getattr\(args, "(\w+)"', ast.unparse(function).replace("'", '"')))
                 if path.name == "command_line.py":
                     read |= {n.value for n in ast.walk(function) if isinstance(n, ast.Constant)}
     settings = {s.name for owner in Settings.owners().values() for s in flag_fields(owner)}

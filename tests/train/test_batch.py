@@ -84,9 +84,17 @@ def test_rewards_without_normalization_are_the_advantages():
     assert [s.advantage for s in samples] == [1.0, 0.0]
 
 
+def test_rewards_of_a_hook_are_the_advantages_of_each_sample():
+    """Not normalized, and each piece of a rollout may have its own; what isn't scored isn't trained."""
+    pieces = [row(sample_indices=i, rollout_ids=1, raw_reward=float(i), rewards=r) for i, r in ((1, 3.5), (2, -1.0))]
+    [samples] = read(join(*pieces, row(rollout_ids=2, rewards=None)))
+    assert [s.advantage for s in samples] == [3.5, -1.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"rewards": float("nan")}, "sample 77: its reward is nan"),
         ({"raw_reward": float("nan")}, "sample 77: its reward is nan"),
         ({"raw_reward": float("inf")}, "sample 77: its reward is inf"),
         ({"rollout_log_probs": np.array([-1.0, -2.0, np.nan])}, "engine's log-prob of response token 2 is nan"),
