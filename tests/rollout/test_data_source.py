@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from miles.data.jsonl import Row
+from miles.data.rows import Row
 from miles.data.prompts import PromptSource
 from miles.rollout.data_source import RolloutDataSourceWithBuffer, fresh_samples
 from miles.rollout.data_source import eval_sets as sets_of
@@ -13,7 +13,8 @@ from tests.virtual import settings_of
 
 def source_of(rows=3, size=2):
     made = [Row(i + 1, [{"role": "user", "content": str(i)}], str(i), {"k": i}) for i in range(rows)]
-    return RolloutDataSourceWithBuffer(PromptSource(made, shuffle=False, seed=0), size)
+    args = settings_of(f"--n-samples-per-prompt {size}").namespace()
+    return RolloutDataSourceWithBuffer(args, PromptSource(made, shuffle=False, seed=0))
 
 
 def labels(groups):
