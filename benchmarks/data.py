@@ -24,7 +24,7 @@ from miles.data.check import check
 from miles.data.prompts import PromptSource
 
 ROWS, QUICK_ROWS = 2_000_000, 20_000
-WRITTEN_ROWS = 100_000
+BLOCK_ROWS = 100_000
 FIRST_BATCH, LATER_DRAWS = 512, 20_000
 LIMITS = {"start_s": 5.0, "rss_mb": 1000.0}
 """A start on `ROWS` rows stays below these."""
@@ -41,7 +41,7 @@ def main() -> None:
         return
     rows = QUICK_ROWS if options.quick else ROWS
     with tempfile.TemporaryDirectory(prefix="miles-bench-") as folder:
-        results = {path.suffix[1:]: measure_apart(path) for path in (write(Path(folder), rows))}
+        results = {path.suffix[1:]: measure_apart(path) for path in write(Path(folder), rows)}
     if options.json:
         sys.stdout.write(json.dumps({"rows": rows, "limits": LIMITS, **results}) + "\n")
         return
@@ -63,8 +63,9 @@ def measure(path: str) -> dict[str, float]:
     """Seconds from the settings to the first batch, the most memory up to the last draw, and draws per second after it."""
     began = time.perf_counter()
     problems = Problems()
-    flags = f"--prompt-data {path} --input-key prompt --label-key label --rollout-shuffle --num-epoch 1"
-    settings = Settings.parse([*flags.split(), "--rollout-batch-size", str(FIRST_BATCH)], problems)
+    flags = f"--prompt-data {path} --input-key prompt --label-key label --apply-chat-template"
+    more = f" --rollout-shuffle --num-epoch 1 --rollout-batch-size {FIRST_BATCH}"
+    settings = Settings.parse((flags + more).split(), problems)
     check(settings, problems)
     problems.raise_all()
     prompts = PromptSource.from_settings(settings)
@@ -80,13 +81,13 @@ def measure(path: str) -> dict[str, float]:
 def write(folder: Path, rows: int) -> list[Path]:
     """The same rows as JSONL and as Parquet, in row groups as large as pyarrow writes them unless told otherwise."""
     jsonl, parquet = folder / "prompts.jsonl", folder / "prompts.parquet"
+    tables = []
     with open(jsonl, "w") as lines:
-        for start in range(0, rows, WRITTEN_ROWS):
-            lines.writelines(json.dumps(_row(i)) + "\n" for i in range(start, min(start + WRITTEN_ROWS, rows)))
-    with pq.ParquetWriter(parquet, pa.Table.from_pylist([_row(0)]).schema) as writer:
-        for start in range(0, rows, 1 << 20):
-            block = [_row(i) for i in range(start, min(start + (1 << 20), rows))]
-            writer.write_table(pa.Table.from_pylist(block))
+        for start in range(0, rows, BLOCK_ROWS):
+            block = [_row(i) for i in range(start, min(start + BLOCK_ROWS, rows))]
+            lines.writelines(json.dumps(row) + "\n" for row in block)
+            tables.append(pa.Table.from_pylist(block))
+    pq.write_table(pa.concat_tables(tables), parquet)
     return [jsonl, parquet]
 
 

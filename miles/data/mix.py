@@ -59,11 +59,15 @@ class Mix:
         return self._sources[source][i]
 
     def identity(self) -> list[list[int]]:
-        """What gives places their meaning: rows, first row and draws of each word; nothing for one whole file."""
+        """What gives places their meaning: rows, first row and, with weights, draws of each word.
+
+        Nothing for one whole file, which a number of rows says all of.
+        """
         firsts = [rows.first if isinstance(rows, RowRange) else 0 for rows in self._sources]
         if len(self._sources) == 1 and not any(firsts):
             return []
-        return [[len(r), f, d] for r, f, d in zip(self._sources, firsts, self._draws, strict=True)]
+        draws = [[]] * len(firsts) if self._own is None else [[count] for count in self._draws]
+        return [[len(r), first, *d] for r, first, d in zip(self._sources, firsts, draws, strict=True)]
 
 
 class _OwnRows:

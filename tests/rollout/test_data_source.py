@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from miles.data.rows import Row
 from miles.data.prompts import PromptSource
+from miles.data.rows import Row
 from miles.rollout.data_source import RolloutDataSourceWithBuffer, fresh_samples
 from miles.rollout.data_source import eval_sets as sets_of
 from tests.virtual import settings_of
