@@ -127,8 +127,8 @@ class PromptSource:
         self.skipped += 1
         self.first_skipped = self.first_skipped or why
         self._in_row += 1
-        if self._in_row >= self.rows:
-            raise DataError(f"no prompt fits: {self._in_row} rows in a row, a whole epoch, are too long; {why}")
+        if self._in_row >= 2 * self.rows - 1:  # a whole epoch lies in so many draws, wherever they began
+            raise DataError(f"no prompt fits: not one in an epoch of {self.rows} draws; {why}")
 
 
 def _prompt(at: Position, row: Row) -> Prompt:

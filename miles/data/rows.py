@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NoReturn
 
 from miles.config import Settings
@@ -79,8 +80,8 @@ class Row:
 
 def check_rows(rows: Sequence[Row]) -> None:
     """Reads the first rows and the last one (a download that broke off is cut there). Raises DataError."""
-    for i in range(min(len(rows), CHECKED_ROWS)):
-        rows[i]
+    for _ in islice(rows, CHECKED_ROWS):
+        pass
     rows[len(rows) - 1]
 
 

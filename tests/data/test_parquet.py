@@ -9,7 +9,7 @@ import pytest
 
 from miles.data.jsonl import JsonlFile
 from miles.data.parquet import ParquetFile
-from miles.data.rows import RowKeys
+from miles.data.rows import RowKeys, check_rows
 from miles.errors import DataError
 
 KEYS = RowKeys("prompt", "label")
@@ -54,7 +54,7 @@ def test_only_row_groups_that_are_drawn_from_are_unpacked_and_only_once(write, m
     file = ParquetFile(write(texts(20), row_group_size=5), KEYS)
     read = []
     monkeypatch.setattr(file, "_unpack", lambda group, unpack=file._unpack: read.append(group) or unpack(group))
-    assert len(file) == 20 and read == []
+    assert len(list(file)) == len(file) == 20 and read == []
     assert [file[i].label for i in (12, 3, 14, 0)] == ["12", "3", "14", "0"]
     assert read == [2, 0]
 
@@ -92,6 +92,8 @@ def test_nulls_of_columns_are_left_out_and_dates_become_text(write):
 def test_unusable_rows_are_refused_with_file_and_row(write, row, said):
     with pytest.raises(DataError, match=r"rows\.parquet" + said):
         ParquetFile(write([row]), KEYS)[0]
+    with pytest.raises(DataError, match=r"rows\.parquet" + said):
+        check_rows(ParquetFile(write([row]), KEYS))
 
 
 def test_a_bad_row_is_named_by_its_number_in_the_file(write):
@@ -113,5 +115,5 @@ def test_what_is_no_parquet_or_empty_or_cut_off_is_named(write, tmp_path):
     content = bytearray(path.read_bytes())
     content[4:400] = b"\xff" * 396
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"rows\.parquet:7: its row group 0 can't be read"):
+    with pytest.raises(DataError, match=r"rows\.parquet: row group 0 \(row 7\) can't be read"):
         ParquetFile(path, KEYS)[6]
