@@ -38,6 +38,10 @@ class Mix:
     @classmethod
     def open(cls, words: Sequence[str], keys: RowKeys, *, shuffle: bool, seed: int) -> Mix:
         """The rows that words name. Raises DataError where one can't be used, or weights can't be kept."""
+        if not words:
+            raise WordError(
+                "--prompt-data is not set: there is nothing to draw from", "--prompt-data prompts.jsonl works"
+            )
         parsed = [Word.parse(text) for text in words]
         weights = [word.weight for word in parsed if word.weight is not None]
         if weights and len(weights) < len(parsed):

@@ -55,9 +55,14 @@ class Word:
             raise WordError("names nothing")
         return cls(match["where"], _slice(match["slice"]), _weight(match["weight"]))
 
+    @property
+    def is_generated(self) -> bool:
+        """Its rows are made when they are drawn, which may take long: there is no file to be checked."""
+        return self.where.startswith(gym.PREFIX)
+
     def open(self, keys: RowKeys) -> Sequence[Row]:
         """The rows. Raises DataError where there are none, or they can't be read."""
-        rows = _gym_tasks(self.where) if self.where.startswith(gym.PREFIX) else _file(self.where, keys)
+        rows = _gym_tasks(self.where) if self.is_generated else _file(self.where, keys)
         if self.rows == slice(None):
             return rows
         part = range(*self.rows.indices(len(rows)))

@@ -273,10 +273,9 @@ def _as_groups(prompts: Sequence[Sequence[dict[str, Any]]]) -> Groups:
 
 def training_limit(settings: Settings) -> PromptLimit | None:
     """``--rollout-max-prompt-len``, measured with a tokenizer that is loaded where there is a limit."""
-    flag = "--rollout-max-prompt-len"
-    if settings.sampling.rollout_max_prompt_len is None:
-        flag = f"--rollout-max-context-len {settings.sampling.rollout_max_context_len} - 1"
-    return _limit(settings, settings.max_prompt_len, flag)
+    tokens, context = settings.max_prompt_len, settings.sampling.rollout_max_context_len
+    why = f" (--rollout-max-context-len {context} - 1)" if context is not None and tokens == context - 1 else ""
+    return _limit(settings, tokens, "--rollout-max-prompt-len" + why)
 
 
 def eval_limit(settings: Settings) -> PromptLimit | None:

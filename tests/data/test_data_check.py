@@ -8,6 +8,7 @@ import pytest
 
 from miles.config import Problems, Settings
 from miles.data.check import check
+from miles.data.rows import Row
 
 
 @pytest.fixture
@@ -62,6 +63,45 @@ def test_usable_prompts_are_no_problem(rows):
 def test_each_fault_is_one_problem(rows, flags, said):
     (line,) = problems_of(*good(rows), *(f.replace("{rows}", str(rows)) for f in flags))
     assert re.search(said, line), line
+
+
+@pytest.mark.parametrize("flags", [
+    ["--disable-rollout-global-dataset"], ["--data-source-path", "miles.rollout.data_source.DataSource"],
+])  # fmt: skip
+def test_without_prompts_of_ours_epochs_have_no_length(flags):
+    (line,) = problems_of(*flags, "--custom-generate-function-path", "own.generate", "--num-epoch", 1)
+    assert line == "--num-epoch 1: without --prompt-data an epoch has no length; --num-rollout 100 works"
+    assert problems_of(*flags, "--custom-generate-function-path", "own.generate", "--num-rollout", 1) == []
+
+
+def test_autofix_is_an_old_name_of_no_template():
+    problems = Problems()
+    settings = Settings.parse(["--chat-template-path", "autofix"], problems)
+    check(settings, problems)
+    assert not any("--chat-template-path" in line for line in problems.lines)
+    assert any("--chat-template-path autofix" in line for line in problems.warnings)
+    assert settings.namespace().chat_template_path is None
+
+
+def test_generated_rows_are_not_all_made_by_the_check(monkeypatch):
+    made = []
+
+    class Rows(list):
+        def __getitem__(self, i):
+            made.append(i)
+            return Row(1, "q", "a", {})
+
+    monkeypatch.setattr("miles.data.words._gym_tasks", lambda where: Rows([None] * 500))
+    assert problems_of("--prompt-data", "reasoning_gym:slow", "--num-rollout", 1) == []
+    assert made == [0]
+
+
+def test_messages_for_a_hook_need_no_template(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    path.write_text('{"input": [{"role": "user", "content": "hi"}]}\n')
+    assert (
+        problems_of("--prompt-data", path, "--num-rollout", 1, "--custom-generate-function-path", "own.generate") == []
+    )
 
 
 def test_a_run_needs_prompts_and_an_end():
