@@ -237,5 +237,5 @@ def test_a_run_draws_from_a_mix_passes_over_long_prompts_and_resumes(tmp_path):
     )
     run(tmp_path, *flags, "--num-rollout", len(steps) + 2, "--eval-interval", 100, "--load", home)
     assert len(rows(home, "step")) == len(steps) + 2
-    _, output = run(tmp_path, "--prompt-data", mix[0], "--num-rollout", 20, "--load", home, code=1)
+    _, output = run(tmp_path, "--prompt-data", mix[0], "--num-rollout", 20, "--load", home, code=2)
     assert "--prompt-data: rows is 32 now and was 80 in the checkpoint" in output

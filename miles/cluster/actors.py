@@ -134,11 +134,11 @@ class RolloutSide:
         try:
             await self._rollouts.run()
         finally:
+            await self._rewards.close()
+            await self._gateway.close()
             close = getattr(self._source, "close", None)
             if close is not None:
                 await asyncio.to_thread(close)
-            await self._rewards.close()
-            await self._gateway.close()
 
     async def close(self) -> None:
         self._rollouts.close()
