@@ -204,9 +204,9 @@ def test_flags_exist(doc):
 
 
 def shown(default):
-    """A default as the tables give it."""
+    """A default as the tables give it; a flag that is not given is off, whatever it switches."""
     if default is None or isinstance(default, bool):
-        return {None: "unset", False: "off", True: "on"}[default]
+        return "unset" if default is None else "off"
     return "none" if default in ((), {}) else f"`{default}`"
 
 

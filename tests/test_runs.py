@@ -9,6 +9,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -216,3 +218,24 @@ def test_a_script_without_miles_installed_says_how_to_install_it(tmp_path):
     assert done.returncode != 0
     assert "pip install" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_run_draws_from_a_mix_passes_over_long_prompts_and_resumes(tmp_path):
+    lines = [json.loads(line) for line in (QUICKSTART.parent / "prompts.jsonl").read_text().splitlines()[:64]]
+    long = [{"prompt": "1" * 20 + "=", "label": "1"}] * 16
+    pq.write_table(pa.Table.from_pylist(lines[32:] + long), tmp_path / "b.parquet", row_group_size=8)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    mix = [f"{tmp_path}/a.jsonl@[:32]*0.5", f"{tmp_path}/b.parquet*0.5"]
+    flags = ("--prompt-data", *mix, "--rollout-max-context-len", 16, "--rollout-batch-size", 8, "--save-interval", 2)
+    home, _ = run(tmp_path, *flags, "--num-rollout", 10, "--eval-interval", 100)
+    steps = rows(home, "step")
+    assert sum(step["rollout/skipped_long_prompts"] for step in steps.values()) >= 1
+    [told] = events(home, "prompts_too_long")
+    assert (
+        told["first"].startswith(f"{tmp_path}/b.parquet:")
+        and "--rollout-max-prompt-len (--rollout-max-context-len 16 - 1) is 15" in told["first"]
+    )
+    run(tmp_path, *flags, "--num-rollout", len(steps) + 2, "--eval-interval", 100, "--load", home)
+    assert len(rows(home, "step")) == len(steps) + 2
+    _, output = run(tmp_path, "--prompt-data", mix[0], "--num-rollout", 20, "--load", home, code=2)
+    assert "--prompt-data: rows is 32 now and was 80 in the checkpoint" in output

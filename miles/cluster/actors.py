@@ -19,7 +19,7 @@ import ray
 from miles import loops
 from miles.cluster.engine_process import EngineProcess
 from miles.config import Settings
-from miles.data.render import PromptEncoder
+from miles.data.render import PromptEncoder, load_tokenizer
 from miles.engine.gateway import Gateway
 from miles.engine.http import HttpTransport
 from miles.engine.launch import engine_command, model_context
@@ -27,7 +27,7 @@ from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
 from miles.rollout.assembly import assemble, make_client
 from miles.rollout.conversion import to_train_data
-from miles.rollout.data_source import RolloutDataSourceWithBuffer, eval_sets
+from miles.rollout.data_source import eval_sets, make_data_source, resume, saved_state, skipped_rows
 from miles.rollout.feed import WorkerFeed
 from miles.rollout.post_process import post_process
 from miles.rollout.rm_hub.pool import ProcessScorer
@@ -36,6 +36,7 @@ from miles.types import Weights
 from miles.weights.publish import Publisher
 
 SAMPLES_FILE = "rollouts.json"
+SKIPPED = "rollout/skipped_long_prompts"
 
 
 def given_up_metric(reason: str) -> str:
@@ -100,22 +101,22 @@ class RolloutSide:
 
     async def start(self, resume_from: str | None) -> str:
         """Reads the data, starts the reward processes and the gateway. Returns the gateway's address."""
-        from transformers import AutoTokenizer
-
         loops.adopt(asyncio.get_running_loop())
         settings = self._settings
-        tokenizer = AutoTokenizer.from_pretrained(settings.model.hf_checkpoint)
-        data = settings.data
-        encoder = PromptEncoder(tokenizer, data.apply_chat_template, data.apply_chat_template_kwargs)
+        tokenizer = load_tokenizer(settings)
+        encoder = PromptEncoder.from_settings(settings, tokenizer)
         client = self._client
         self._gateway = Gateway(client, host=settings.engine.sglang_router_ip, port=settings.engine.sglang_router_port)
         port = await self._gateway.start()
-        self._source = RolloutDataSourceWithBuffer.from_settings(settings)
-        if resume_from is not None:
-            self._source.load_state(json.loads((Path(resume_from) / SAMPLES_FILE).read_text()))
         context = settings.sampling.rollout_max_context_len or model_context(settings.model.hf_checkpoint)
         more = {"sglang_router_port": port, "rollout_max_context_len": context}
         self._args = args = settings.namespace(**more)
+        self._source = make_data_source(args, settings.data.data_source_path)
+        if resume_from is not None:
+            resume(self._source, json.loads((Path(resume_from) / SAMPLES_FILE).read_text()))
+        evaluation = eval_sets(settings)
+        for eval_set in evaluation:
+            self._tell_skipped(f"--eval-prompt-data {eval_set.name}", len(eval_set.skipped), *eval_set.skipped[:1])
         scorer = ProcessScorer(processes=settings.reward.reward_processes, timeout_s=settings.reward.reward_timeout_s)
         self._rewards = Rewards(args, scorer)
         self._publisher = Publisher(
@@ -125,7 +126,7 @@ class RolloutSide:
         )
         self._rollouts = assemble(
             settings, source=self._source, client=client, publisher=self._publisher, encode=encoder.encode,
-            scoring=self._rewards, eval_sets=eval_sets(settings), tokenizer=tokenizer, steps=self._steps,
+            scoring=self._rewards, eval_sets=evaluation, tokenizer=tokenizer, steps=self._steps,
             **more,
         )  # fmt: skip
         if isinstance(self._rollouts.feed, WorkerFeed):
@@ -139,6 +140,9 @@ class RolloutSide:
         finally:
             await self._rewards.close()
             await self._gateway.close()
+            close = getattr(self._source, "close", None)
+            if close is not None:
+                await asyncio.to_thread(close)
 
     async def close(self) -> None:
         self._rollouts.close()
@@ -163,8 +167,16 @@ class RolloutSide:
     def _counters(self) -> dict[str, float]:
         """Depths as they are now; what was lost since the last batch."""
         status = self._rollouts.status()
-        timed_out = self._rewards.scorer.statistics().timed_out
-        lost = Counter({"rollout/wasted_tokens": status["wasted_tokens"], "rollout/reward_timeouts": timed_out})
+        skipped, first = skipped_rows(self._source)
+        if not self._lost[SKIPPED]:
+            self._tell_skipped("--prompt-data", skipped, first)
+        lost = Counter(
+            {
+                "rollout/wasted_tokens": status["wasted_tokens"],
+                "rollout/reward_timeouts": self._rewards.scorer.statistics().timed_out,
+                SKIPPED: skipped,
+            }
+        )
         lost.update({given_up_metric(reason): groups for reason, groups in status["given_up"].items()})
         since = {name: float(count - self._lost[name]) for name, count in lost.items()}
         self._lost = lost
@@ -173,6 +185,11 @@ class RolloutSide:
             "rollout/fully_async/queue_size": status.get("buffer_groups", 0),
             "rollout/outstanding_groups": status["outstanding_groups"],
         }  # fmt: skip
+
+    def _tell_skipped(self, flag: str, rows: int, first: str = "") -> None:
+        """One event for the rows of ``flag`` that are too long; the metric counts those that follow."""
+        if rows:
+            self._events.append({"kind": "prompts_too_long", "flag": flag, "rows": rows, "first": first})
 
     async def commit(self) -> int:
         return self._rollouts.commit()
@@ -190,9 +207,9 @@ class RolloutSide:
             metrics |= eval_metrics(name, groups, reward_key=key)
         return metrics
 
-    async def save(self, folder: str) -> None:
+    async def save(self, step: int, folder: str) -> None:
         """The data cursor and the prompts that are open, so that a resumed run issues them again first."""
-        state = self._source.state(self._rollouts.open_prompts())
+        state = saved_state(self._source, step, self._rollouts.open_prompts())
         await asyncio.to_thread((Path(folder) / SAMPLES_FILE).write_text, json.dumps(state))
 
     # ---- engines come and go

@@ -137,7 +137,7 @@ class RunActors:
         """Trainer, data cursor and open prompts into ``folder``; the HF export where ``--save-hf`` says."""
         checkpoint = self._settings.checkpoint
         await _all(*(t.save.remote(folder, optimizer=not checkpoint.no_save_optim) for t in self._trainers))
-        await _answer(self._rollouts.save.remote(folder))
+        await _answer(self._rollouts.save.remote(step, folder))
         if checkpoint.save_hf is not None:
             target = checkpoint.save_hf.replace("{rollout_id}", str(step))
             os.makedirs(target, exist_ok=True)

@@ -45,14 +45,26 @@ class ModelSettings:
 class DataSettings:
     """Prompts"""
 
-    prompt_data: str | None = flag(None, "JSONL file with the training prompts")
+    data_source_path: str = flag(
+        "miles.rollout.data_source.RolloutDataSourceWithBuffer", "module.name of a DataSource class"
+    )
+    rollout_global_dataset: bool = flag(
+        True, "no prompt data: samples start empty, hooks fill them in", name="--disable-rollout-global-dataset"
+    )
+    prompt_data: tuple[str, ...] = flag(
+        (),
+        "training prompts, one or several of PATH.jsonl, PATH.parquet or reasoning_gym:TASKS, with @[a:b] and *weight",
+    )
     input_key: str = flag("input", "key of the prompt: text or a list of chat messages")
     label_key: str | None = flag(None, "key of the label")
     metadata_key: str = flag("metadata", "key of the metadata object")
+    tool_key: str = flag("tools", "key of the list of tools that the chat template renders")
     apply_chat_template: bool = flag(False, "render prompts with the tokenizer's chat template")
     apply_chat_template_kwargs: dict[str, Any] = flag({}, "JSON object of arguments for the chat template")
+    chat_template_path: str | None = flag(None, "file with a chat template in the place of the tokenizer's")
     rollout_shuffle: bool = flag(False, "shuffle the prompts anew in each epoch")
     rollout_seed: int = flag(42, "seed of the shuffle and of sampling")
+    buffer_filter_path: str | None = flag(None, "module.name of a function that picks from groups that were given back")
     num_epoch: int | None = flag(None, "epochs to train; --num-rollout wins", positive=True)
 
 
@@ -65,6 +77,11 @@ class SamplingSettings:
     rollout_top_k: int = flag(-1, "top-k of training samples; -1: off")
     rollout_max_response_len: int | None = flag(None, "most tokens of a response", positive=True)
     rollout_max_context_len: int | None = flag(None, "most tokens of prompt plus response", positive=True)
+    rollout_max_prompt_len: int | None = flag(
+        None,
+        "rows with more tokens are passed over; unset: --rollout-max-context-len - 1, if that is set",
+        positive=True,
+    )
     rollout_stop: tuple[str, ...] = flag((), "texts that end a response")
     rollout_stop_token_ids: tuple[int, ...] = flag((), "token ids that end a response")
     rollout_skip_special_tokens: bool = flag(False, "leave special tokens out of the response text")
@@ -217,10 +234,14 @@ class EvalSettings:
     skip_eval_before_train: bool = flag(False, "no evaluation before the first step")
     eval_input_key: str | None = flag(None, "key of the prompt in evaluation files; unset: --input-key")
     eval_label_key: str | None = flag(None, "key of the label in evaluation files; unset: --label-key")
+    eval_tool_key: str | None = flag(None, "key of the tools in evaluation files; unset: --tool-key")
     n_samples_per_eval_prompt: int = flag(1, "samples per evaluation prompt", positive=True)
     eval_temperature: float | None = flag(None, "temperature; 0: greedy; unset: as in training")
     eval_top_p: float | None = flag(None, "nucleus; unset: as in training")
     eval_top_k: int | None = flag(None, "top-k; unset: as in training")
+    eval_max_prompt_len: int | None = flag(
+        None, "evaluation rows with more tokens are left out; unset: as in training", positive=True
+    )
     eval_max_response_len: int | None = flag(None, "most tokens of a response; unset: as in training", positive=True)
 
 
@@ -278,6 +299,8 @@ class Settings:
         parts, others = {}, dict(vars(args))
         for name, owner in cls.owners().items():
             given = {f.name: others.pop(f.name) for f in fields(owner) if f.name in others}
+            if owner is DataSettings and isinstance(given.get("prompt_data"), str):
+                given["prompt_data"] = (given["prompt_data"],)
             parts[name] = owner(**{k: v for k, v in given.items() if v is not None})
         return cls(**parts, attributes=others)
 
@@ -325,6 +348,18 @@ class Settings:
         return [getattr(self, name) for name in self.owners()]
 
     # ---- sizes, derived
+
+    @property
+    def max_prompt_len(self) -> int | None:
+        """Most tokens of a training prompt; None: no bound."""
+        context = self.sampling.rollout_max_context_len
+        return self.sampling.rollout_max_prompt_len or (None if context is None else context - 1)
+
+    @property
+    def chat_template_file(self) -> str | None:
+        """None: the tokenizer's own template, which is what "autofix" means today."""
+        path = self.data.chat_template_path
+        return None if path == "autofix" else path
 
     @property
     def batch_samples(self) -> int:
@@ -429,6 +464,10 @@ class Settings:
         flat.update(self.attributes)
         for name in self.owners():
             flat |= {f.name: getattr(getattr(self, name), f.name) for f in fields(getattr(self, name))}
+        if len(self.data.prompt_data) < 2:
+            flat["prompt_data"] = next(iter(self.data.prompt_data), None)
+        flat["rollout_max_prompt_len"] = self.max_prompt_len
+        flat["chat_template_path"] = self.chat_template_file
         flat["eps_clip_high"] = self.train.eps_clip_high or self.train.eps_clip
         flat["eval_reward_key"] = self.reward.eval_reward_key or self.reward.reward_key
         flat["global_batch_size"] = self.samples_per_optimizer_step

@@ -1,4 +1,4 @@
-"""Files of prompts in, prompts out: read by offset, shuffled by (seed, epoch), with a cursor that can be saved."""
+"""Files of prompts in, prompts out: read row by row, mixed and shuffled by (seed, epoch), with a cursor to be saved."""
 
 from miles.data.prompts import Prompt, PromptSource
 from miles.data.render import PromptEncoder

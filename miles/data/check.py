@@ -1,22 +1,62 @@
-"""Settings in, problems out: what is wrong with the prompt files and the epochs, found before anything starts."""
+"""Settings in, problems out: what is wrong with the prompts and the epochs, found before anything starts."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from miles.config import Problems, Settings
-from miles.data.jsonl import JsonlFile, RowKeys
-from miles.errors import DataError
+from miles.data.mix import split
+from miles.data.rows import Row, RowKeys, check_rows
+from miles.data.words import Word, WordError
+from miles.errors import DataError, HookError
+from miles.hooks import load_function
 
 
 def check(settings: Settings, problems: Problems) -> None:
     """Reads every prompt file: all rows of small ones, the first 50,000 and the last of large ones."""
-    data = settings.data
-    rows = _check_file("--prompt-data", data.prompt_data, RowKeys(data.input_key, data.label_key, data.metadata_key),
-                       settings, problems)  # fmt: skip
+    rows = _check_training(settings, problems)
     _check_length(settings, rows, problems)
     _check_eval(settings, problems)
+    _check_prompt_lengths(settings, problems)
+    _check_template(settings, problems)
+    _check_hooks(settings, problems)
+
+
+def _check_training(settings: Settings, problems: Problems) -> int | None:
+    """The number of rows, or None where there are none to be counted."""
+    data, flag = settings.data, "--prompt-data"
+    own_source = data.data_source_path != type(data).data_source_path
+    if not data.rollout_global_dataset:
+        if not (own_source or _hooks_make_prompts(settings)):
+            problems.add(
+                "--disable-rollout-global-dataset", "", "every prompt is empty, and no hook fills it in",
+                "with --custom-generate-function-path or --rollout-function-path it works",
+            )  # fmt: skip
+        return None
+    if not data.prompt_data:
+        if not own_source:
+            problems.add(flag, None, "there is nothing to sample from", f"{flag} prompts.jsonl works")
+        return None
+    keys = RowKeys.of_training(settings)
+    words = [_check_word(flag, text, keys, settings, problems) for text in data.prompt_data]
+    sound = [(word, rows) for word, rows in filter(None, words)]
+    return _check_weights(flag, sound, problems) if len(sound) == len(words) else None
+
+
+def _check_weights(flag: str, words: Sequence[tuple[Word, int]], problems: Problems) -> int:
+    total = sum(rows for _, rows in words)
+    weights = [word.weight for word, _ in words if word.weight is not None]
+    without = next((word.where for word, _ in words if word.weight is None), None)
+    if weights and without is not None:
+        problems.add(flag, without, f"has no weight, and {len(weights)} others have", f"{without}*1 works")
+    elif weights:
+        try:
+            split(total, weights)
+        except WordError as error:
+            problems.add(flag, " ".join(word.where for word, _ in words), error.why, error.works)
+    return total
 
 
 def _check_length(settings: Settings, rows: int | None, problems: Problems) -> None:
@@ -26,6 +66,8 @@ def _check_length(settings: Settings, rows: int | None, problems: Problems) -> N
         return
     if epochs is None:
         problems.add("--num-rollout", None, "nor is --num-epoch, so the run has no end", "--num-rollout 100 works")
+    elif not settings.data.rollout_global_dataset or not settings.data.prompt_data:
+        problems.add("--num-epoch", epochs, "without --prompt-data an epoch has no length", "--num-rollout 100 works")
     elif rows is not None and batch is not None and epochs * rows < batch:
         problems.add(
             "--num-epoch", epochs,
@@ -47,38 +89,73 @@ def _check_eval(settings: Settings, problems: Problems) -> None:
     for name, count in Counter(name for name, _ in settings.eval_sets).items():
         if count > 1:
             problems.add(flag, name, f"the name is given to {count} files", "a name of its own for each works")
-    keys = RowKeys(
-        settings.eval.eval_input_key or settings.data.input_key,
-        settings.eval.eval_label_key or settings.data.label_key,
-        settings.data.metadata_key,
-    )
+    keys = RowKeys.of_evaluation(settings)
     for name, path in settings.eval_sets:
-        _check_file(f"{flag} {name}", path, keys, settings, problems)
+        found = _check_word(f"{flag} {name}", path, keys, settings, problems)
+        if found is not None and found[0].weight is not None:
+            problems.add(f"{flag} {name}", path, "weights mix training prompts", f"{found[0].where} works")
 
 
-def _check_file(flag: str, path: str | None, keys: RowKeys, settings: Settings, problems: Problems) -> int | None:
-    """The number of rows, or None where the file can't be used."""
-    works = "a JSONL file works"
-    if not path:
-        problems.add(flag, None, "there is nothing to sample from", f"{flag} prompts.jsonl works")
-    elif path.endswith("]") and "@[" in path:
-        problems.add(flag, path, "slices of a file (path@[start:end]) can't be read", works)
-    elif Path(path).suffix not in (".jsonl", ".json"):
-        problems.add(flag, path, f"files of type {Path(path).suffix or 'unknown'} can't be read", works)
-    elif not Path(path).is_file():
-        problems.add(flag, path, "there is no such file", works)
+def _check_word(flag: str, text: str, keys: RowKeys, settings: Settings, problems: Problems) -> tuple[Word, int] | None:
+    """The word and its number of rows, or None where they can't be used."""
+    try:
+        word = Word.parse(text)
+        rows = word.open(keys)
+        if not word.is_generated:
+            check_rows(rows)
+    except WordError as error:
+        problems.add(flag, text, error.why, error.works)
+    except DataError as error:
+        problems.add(flag, text, str(error), "correct the row, or name its keys")
     else:
-        try:
-            return _check_rows(flag, JsonlFile(path, keys), settings, problems)
-        except DataError as error:
-            problems.add(flag, path, str(error), "correct the row, or name its keys")
+        _check_messages(flag, text, rows[0], settings, problems)
+        return word, len(rows)
     return None
 
 
-def _check_rows(flag: str, file: JsonlFile, settings: Settings, problems: Problems) -> int:
-    file.check()
-    if not settings.data.apply_chat_template and not isinstance(file[0].prompt, str):
-        problems.add(
-            flag, file.path, f"its prompts are lists of messages ({file.path}:1)", "with --apply-chat-template it works"
-        )
-    return len(file)
+def _check_messages(flag: str, text: str, first: Row, settings: Settings, problems: Problems) -> None:
+    if settings.data.apply_chat_template or isinstance(first.prompt, str) or _hooks_make_prompts(settings):
+        return
+    problems.add(
+        flag, text, f"its prompts are lists of messages ({first.place})", "with --apply-chat-template it works"
+    )
+
+
+def _check_prompt_lengths(settings: Settings, problems: Problems) -> None:
+    context = settings.sampling.rollout_max_context_len
+    lengths = {
+        "--rollout-max-prompt-len": settings.sampling.rollout_max_prompt_len,
+        "--eval-max-prompt-len": settings.eval.eval_max_prompt_len,
+    }
+    for flag, tokens in lengths.items():
+        if tokens is not None and context is not None and tokens > context - 1:
+            problems.add(
+                flag, tokens, f"of --rollout-max-context-len {context} tokens that leaves none for a response",
+                f"{context - 1} or less works",
+            )  # fmt: skip
+
+
+def _check_template(settings: Settings, problems: Problems) -> None:
+    flag, path = "--chat-template-path", settings.chat_template_file
+    if settings.data.chat_template_path == "autofix":
+        problems.warn(f"{flag} autofix is the old name of leaving the flag out; the tokenizer's own template is used")
+    if path is not None and not Path(path).is_file():
+        problems.add(flag, path, "there is no such file", "a file with a Jinja template works")
+
+
+def _check_hooks(settings: Settings, problems: Problems) -> None:
+    for flag, path in (
+        ("--data-source-path", settings.data.data_source_path),
+        ("--buffer-filter-path", settings.data.buffer_filter_path),
+    ):
+        if path == type(settings.data).data_source_path:
+            continue
+        try:
+            load_function(path)
+        except HookError as error:
+            problems.add(flag, path, str(error), "give a path that can be imported here")
+
+
+def _hooks_make_prompts(settings: Settings) -> bool:
+    """Prompts are rendered by a function of the user's, which may do so in its own way."""
+    return settings.rollout.custom_generate_function_path is not None or settings.mode == "function"

@@ -7,7 +7,7 @@ prompt for good, across restarts, and the state that has to be saved is small.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -42,14 +42,18 @@ class Position:
 
 
 class Cursor:
-    """Draws positions without end; positions that were given back are drawn again first."""
+    """Draws positions without end; positions that were given back are drawn again first.
 
-    def __init__(self, rows: int, *, shuffle: bool, seed: int) -> None:
+    ``parts`` is what else gives a row its meaning: a state is refused where it differs.
+    """
+
+    def __init__(self, rows: int, *, shuffle: bool, seed: int, parts: Sequence[Sequence[int]] = ()) -> None:
         if rows < 1:
             raise ValueError("there are no rows to draw from")
         self.rows = rows
         self._shuffle = shuffle
         self._seed = seed
+        self._parts = [list(part) for part in parts]
         self._drawn = 0
         self._given_back: deque[int] = deque()
 
@@ -91,7 +95,12 @@ class Cursor:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state_dict` was taken. Raises SettingsError where its draws would be other rows here."""
-        flags = {"rows": "--prompt-data", "seed": "--rollout-seed", "shuffle": "--rollout-shuffle"}
+        flags = {
+            "rows": "--prompt-data",
+            "parts": "--prompt-data",
+            "seed": "--rollout-seed",
+            "shuffle": "--rollout-shuffle",
+        }
         changed = [
             f"{flags[name]}: {name} is {value} now and was {state[name]} in the checkpoint, "
             "so prompts would be skipped or repeated; resume with what it was"
@@ -104,4 +113,4 @@ class Cursor:
         self._given_back = deque(state["given_back"])
 
     def _identity(self) -> dict[str, Any]:
-        return {"rows": self.rows, "seed": self._seed, "shuffle": self._shuffle}
+        return {"rows": self.rows, "parts": self._parts, "seed": self._seed, "shuffle": self._shuffle}

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from miles.config import Settings
 from miles.data.cursor import Cursor, Position
-from miles.data.jsonl import JsonlFile, Row, RowKeys
+from miles.data.limit import PromptLimit
+from miles.data.mix import Mix
+from miles.data.rows import Row, RowKeys
+from miles.errors import DataError
 from miles.types import Message
 
 
@@ -27,12 +31,38 @@ class Prompt:
 class PromptSource:
     """Draws prompts without end; `epoch` and `offset` say how far. A row is parsed when it is drawn.
 
-    Raises ValueError where there are no rows; drawing raises DataError at a row that can't be used.
+    Rows over the ``limit`` are passed over and counted: `skipped` are their draws, `first_skipped` says which was the
+    first. They count as drawn, so epochs have the same length with and without a limit. Raises ValueError where there
+    are no rows; drawing raises DataError at a row that can't be used, and where a whole epoch has no row that fits.
     """
 
-    def __init__(self, rows: Sequence[Row], *, shuffle: bool, seed: int) -> None:
-        self._rows = rows
-        self._cursor = Cursor(len(rows), shuffle=shuffle, seed=seed)
+    def __init__(
+        self, rows: Sequence[Row] | Mix, *, shuffle: bool, seed: int, limit: PromptLimit | None = None
+    ) -> None:
+        self._mix = rows if isinstance(rows, Mix) else Mix([rows], None, shuffle=shuffle, seed=seed)
+        self._cursor = Cursor(len(self._mix), shuffle=shuffle, seed=seed, parts=self._mix.identity())
+        self._limit = limit
+        self._in_row = 0
+        self.skipped = 0
+        self.first_skipped = ""
+
+    @classmethod
+    def open(
+        cls, words: Sequence[str], keys: RowKeys, *, shuffle: bool, seed: int, limit: PromptLimit | None = None
+    ) -> PromptSource:
+        """Prompts of the words of ``--prompt-data``. Raises DataError where one can't be read or has no rows."""
+        return cls(Mix.open(words, keys, shuffle=shuffle, seed=seed), shuffle=shuffle, seed=seed, limit=limit)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, limit: PromptLimit | None = None) -> PromptSource:
+        data = settings.data
+        return cls.open(
+            data.prompt_data,
+            RowKeys.of_training(settings),
+            shuffle=data.rollout_shuffle,
+            seed=data.rollout_seed,
+            limit=limit,
+        )
 
     @classmethod
     def from_file(
@@ -45,13 +75,13 @@ class PromptSource:
         shuffle: bool = False,
         seed: int = 0,
     ) -> PromptSource:
-        """Prompts of a JSONL file. Raises DataError where the file can't be read or has no rows."""
-        return cls(JsonlFile(path, RowKeys(input_key, label_key, metadata_key)), shuffle=shuffle, seed=seed)
+        """Prompts of one file. Raises DataError where it can't be read or has no rows."""
+        return cls.open([str(path)], RowKeys(input_key, label_key, metadata_key), shuffle=shuffle, seed=seed)
 
     @property
     def rows(self) -> int:
-        """Prompts per epoch."""
-        return len(self._rows)
+        """Draws per epoch: the rows of all files."""
+        return len(self._mix)
 
     @property
     def epoch(self) -> int:
@@ -61,16 +91,26 @@ class PromptSource:
     def offset(self) -> int:
         return self._cursor.offset
 
+    def __len__(self) -> int:
+        return self.rows
+
     def next_prompt(self) -> Prompt:
         """The next prompt: one that was given back, else the next row, else the first row of the next epoch."""
-        return self._prompt(self._cursor.draw())
+        while True:
+            at = self._cursor.draw()
+            row = self._mix.row(at.epoch, at.row)
+            if self._limit is None or (why := self._limit.refusal(row)) is None:
+                self._in_row = 0
+                return _prompt(at, row)
+            self._skip(why)
 
     def take(self, count: int) -> list[Prompt]:
         return [self.next_prompt() for _ in range(count)]
 
     def prompt(self, id: int) -> Prompt:
         """The prompt of a draw number, as it was drawn."""
-        return self._prompt(self._cursor.at(id))
+        at = self._cursor.at(id)
+        return _prompt(at, self._mix.row(at.epoch, at.row))
 
     def give_back(self, prompts: Iterable[Prompt]) -> None:
         """Puts prompts at the head: they are drawn next, in this order. Raises ValueError for one that is not out."""
@@ -83,6 +123,13 @@ class PromptSource:
         """Goes on where `state_dict` was taken. Raises SettingsError where file, seed or shuffle changed."""
         self._cursor.load_state_dict(state)
 
-    def _prompt(self, at: Position) -> Prompt:
-        row = self._rows[at.row]
-        return Prompt(at.draw, at.epoch, at.row, row.prompt, row.label, row.metadata)
+    def _skip(self, why: str) -> None:
+        self.skipped += 1
+        self.first_skipped = self.first_skipped or why
+        self._in_row += 1
+        if self._in_row >= 2 * self.rows - 1:  # a whole epoch lies in so many draws, wherever they began
+            raise DataError(f"no prompt fits: not one in an epoch of {self.rows} draws; {why}")
+
+
+def _prompt(at: Position, row: Row) -> Prompt:
+    return Prompt(at.draw, at.epoch, at.row, row.prompt, row.label, row.metadata)

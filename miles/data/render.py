@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from miles.config import Settings
+from miles.data.messages import with_plain_text
 from miles.errors import SettingsError
 from miles.types import Message
+
+
+def load_tokenizer(settings: Settings) -> Any:
+    """The checkpoint's tokenizer, with the chat template that the run was told."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(settings.model.hf_checkpoint)
+    if settings.chat_template_file is not None:
+        tokenizer.chat_template = Path(settings.chat_template_file).read_text(encoding="utf-8")
+    return tokenizer
 
 
 class PromptEncoder:
@@ -31,6 +44,14 @@ class PromptEncoder:
         bos = tokenizer.bos_token_id
         self._bos = [bos] if bos is not None and bos in tokenizer.encode("a")[:1] else []
 
+    @classmethod
+    def from_settings(cls, settings: Settings, tokenizer: Any) -> PromptEncoder:
+        return cls(tokenizer, settings.data.apply_chat_template, settings.data.apply_chat_template_kwargs)
+
+    def can_encode(self, prompt: str | Sequence[Message]) -> bool:
+        """Messages without a template are for hooks, which render them in their own way."""
+        return self._apply_chat_template or isinstance(prompt, str)
+
     def encode(self, prompt: str | Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
         """Token ids of a prompt; ``tools`` are rendered by the template. Raises SettingsError without one."""
         if self._apply_chat_template:
@@ -42,9 +63,11 @@ class PromptEncoder:
 
     def render(self, prompt: str | Sequence[Message], tools: Sequence[Any] | None = None) -> str:
         """The text that the chat template makes of a prompt."""
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         text = self._tokenizer.apply_chat_template(
-            messages, tools=list(tools) if tools else None, **self._template_kwargs | {"tokenize": False}
+            [with_plain_text(m) for m in messages],
+            tools=list(tools) if tools else None,
+            **self._template_kwargs | {"tokenize": False},
         )
         return str(text)
 

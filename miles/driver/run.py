@@ -62,11 +62,8 @@ def total_steps(settings: Settings) -> int:
     """``--num-rollout``, or as many steps as ``--num-epoch`` holds."""
     if settings.rollout.num_rollout is not None:
         return settings.rollout.num_rollout
-    data = settings.data
-    rows = PromptSource.from_file(
-        data.prompt_data or "", input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key
-    ).rows
-    return (data.num_epoch or 0) * rows // (settings.rollout.rollout_batch_size or 1)
+    rows = PromptSource.from_settings(settings).rows
+    return (settings.data.num_epoch or 0) * rows // (settings.rollout.rollout_batch_size or 1)
 
 
 def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder:

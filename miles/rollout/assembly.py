@@ -14,6 +14,7 @@ from miles.hooks import load_function
 from miles.rollout.admission import Bounds
 from miles.rollout.base_types import GenerateFnInput, GenerateFnOutput
 from miles.rollout.data_buffer import DataBuffer
+from miles.rollout.data_source import NumberedSource
 from miles.rollout.evaluation import EvalSet, Evaluator
 from miles.rollout.feed import Feed, WorkerFeed
 from miles.rollout.filter_hub.base_types import call_dynamic_filter
@@ -65,7 +66,7 @@ def make_worker_feed(
     bounds = bounds_of(settings, steps)
     buffer = DataBuffer()
     worker = RolloutWorker(
-        source=source,
+        source=NumberedSource(source, settings.data.data_source_path, rollout.n_samples_per_prompt),
         state=state,
         generate=make_generate(settings),
         scoring=scoring,

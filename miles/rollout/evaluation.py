@@ -17,10 +17,14 @@ from miles.types import Group, Sample
 
 @dataclass(frozen=True)
 class EvalSet:
-    """One evaluation file: ``groups`` are its prompts, each as often as it is sampled; samples are never reused."""
+    """One evaluation file: ``groups`` are its prompts, each as often as it is sampled; samples are never reused.
+
+    ``skipped`` says of each row that was left out why.
+    """
 
     name: str
     groups: Sequence[list[Sample]]
+    skipped: Sequence[str] = ()
 
 
 class Evaluator:

@@ -21,7 +21,7 @@ import orjson
 
 from miles import loops
 from miles.config import Settings
-from miles.data.render import PromptEncoder
+from miles.data.render import PromptEncoder, load_tokenizer
 from miles.engine.client import version_of
 from miles.engine.http import HttpTransport
 from miles.errors import WorkerDied, raising_first_cause
@@ -85,14 +85,11 @@ class AsyncRolloutWorker:
         self.feed = feed or self._own_feed(data_buffer)
 
     def _own_feed(self, source: Any) -> WorkerFeed:
-        from transformers import AutoTokenizer
-
         settings = Settings.from_namespace(self.args)
         own = replace(settings.rollout, fully_async=True, rollout_function_path=None)
         settings = replace(settings, rollout=own)
-        data = settings.data
-        tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
-        encoder = PromptEncoder(tokenizer, data.apply_chat_template, data.apply_chat_template_kwargs)
+        tokenizer = load_tokenizer(settings)
+        encoder = PromptEncoder.from_settings(settings, tokenizer)
         self._client = make_client(settings, HttpTransport())
         self._client.table.add_fixed(f"http://{self.args.sglang_router_ip}:{self.args.sglang_router_port}")
         reward = settings.reward

@@ -29,11 +29,12 @@ def taken(*flags, timed_out=0):
     async def take_batch(step):
         return Batch(step, 1, (group,))
 
-    side = RolloutSide(settings, total_steps=1)
+    side = RolloutSide(settings, range(1))
     side._args = settings.namespace()
     side._rollouts = SimpleNamespace(take_batch=take_batch, status=lambda: STATUS)
     scorer = SimpleNamespace(statistics=lambda: ScorerStatistics(timed_out=timed_out))
     side._rewards = Rewards(side._args, scorer)
+    side._source = None
     return asyncio.run(side.take_batch(0))
 
 

@@ -16,6 +16,7 @@ OWN = {flag_name(s): (s, hint) for owner in Settings.owners().values() for s, hi
 OTHERS = Settings.known_rows()
 DERIVED_HERE = {
     "--actor-num-gpus-per-node",
+    "--prompt-data",
     "--train-backend",
     "--rollout-stop",
     "--rollout-stop-token-ids",

@@ -106,6 +106,20 @@ def test_hooks_get_a_flat_namespace_with_resolved_names():
     assert Settings.from_namespace(args).rollout.rollout_batch_size == 2
 
 
+def test_hooks_see_one_word_of_prompt_data_as_text_and_several_as_they_are():
+    one, two = settings_of("--prompt-data a.jsonl"), settings_of("--prompt-data a.jsonl b.parquet*2")
+    assert one.namespace().prompt_data == "a.jsonl" and settings_of("").namespace().prompt_data is None
+    assert two.namespace().prompt_data == ("a.jsonl", "b.parquet*2")
+    for settings in (one, two, settings_of("")):
+        assert Settings.from_namespace(settings.namespace()).data.prompt_data == settings.data.prompt_data
+
+
+def test_the_context_bounds_prompts_unless_told_otherwise():
+    assert settings_of("").max_prompt_len is None
+    assert settings_of("--rollout-max-context-len 64").max_prompt_len == 63
+    assert settings_of("--rollout-max-context-len 64 --rollout-max-prompt-len 20").max_prompt_len == 20
+
+
 def test_the_run_folder_gets_settings_as_json():
     values = json.loads(settings_of("--eval-prompt-data a b --lr 1e-3").to_json())
     assert values["train"]["lr"] == 1e-3

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from miles.data import jsonl
-from miles.data.jsonl import JsonlFile, RowKeys, read_rows
+from miles.data import jsonl, rows
+from miles.data.jsonl import JsonlFile, read_rows
+from miles.data.rows import RowKeys, check_rows
 from miles.errors import DataError
 
 KEYS = RowKeys("prompt", "label")
@@ -29,9 +30,9 @@ def row(**values):
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085", "\x0b", "\x0c", "\x1c", "\r", "😀"])
 def test_only_a_newline_ends_a_row(write, separator):
     text = f"a{separator}b"
-    rows = read_rows(write(row(prompt=text) + row()), KEYS)
-    assert [r.prompt for r in rows] == [text, "1+1="]
-    assert [r.line for r in rows] == [1, 2]
+    read = read_rows(write(row(prompt=text) + row()), KEYS)
+    assert [r.prompt for r in read] == [text, "1+1="]
+    assert [r.line for r in read] == [1, 2]
 
 
 def test_bom_crlf_and_blank_lines_at_the_end_are_fine(write):
@@ -45,8 +46,8 @@ def test_last_row_needs_no_newline(write):
 
 def test_lines_across_read_chunks_stay_whole(write, monkeypatch):
     monkeypatch.setattr(jsonl, "_CHUNK_BYTES", 7)
-    rows = read_rows(write("".join(row(label=i) for i in range(20)) + "\n\n"), KEYS)
-    assert [r.label for r in rows] == [str(i) for i in range(20)]
+    read = read_rows(write("".join(row(label=i) for i in range(20)) + "\n\n"), KEYS)
+    assert [r.label for r in read] == [str(i) for i in range(20)]
 
 
 def test_rows_are_parsed_when_drawn(write):
@@ -74,8 +75,8 @@ def test_index_holds_eight_bytes_per_row(write):
         (row(prompt=[]), ':1: prompt "prompt" is empty'),
         (row(prompt=None), ':1: prompt "prompt" is null'),
         (row(prompt=7), ':1: prompt "prompt" is a number'),
-        (row(prompt=["hi"]), ':1: prompt "prompt" is a list of something other than messages'),
-        (row(prompt=[{"content": "hi"}]), ':1: prompt "prompt" is a list of something other than messages'),
+        (row(prompt=["hi"]), ':1: prompt "prompt", message 1 is no object with a "role"'),
+        (row(prompt=[{"content": "hi"}]), ':1: prompt "prompt", message 1 is no object with a "role"'),
         (row(label=None), ':1: label "label" is null'),
         (row(label=""), ':1: label "label" is empty'),
         (row(label=" \n"), ':1: label "label" is empty'),
@@ -107,8 +108,8 @@ def test_without_a_label_key_rows_have_no_label(write):
 
 
 def test_missing_and_null_metadata_are_empty(write):
-    rows = read_rows(write(row() + row(metadata=None) + row(metadata={"rm_type": "math"})), KEYS)
-    assert [r.metadata for r in rows] == [{}, {}, {"rm_type": "math"}]
+    read = read_rows(write(row() + row(metadata=None) + row(metadata={"rm_type": "math"})), KEYS)
+    assert [r.metadata for r in read] == [{}, {}, {"rm_type": "math"}]
 
 
 def test_missing_file_is_named(tmp_path):
@@ -117,8 +118,8 @@ def test_missing_file_is_named(tmp_path):
 
 
 def test_check_reads_the_first_rows_and_the_last(write, monkeypatch):
-    monkeypatch.setattr(jsonl, "CHECKED_ROWS", 2)
-    JsonlFile(write(row() * 2 + "{late\n" + row()), KEYS).check()
+    monkeypatch.setattr(rows, "CHECKED_ROWS", 2)
+    check_rows(JsonlFile(write(row() * 2 + "{late\n" + row()), KEYS))
     for content in (row() + "{early\n" + row() * 2, row() * 5 + row()[:-5]):
         with pytest.raises(DataError):
-            JsonlFile(write(content), KEYS).check()
+            check_rows(JsonlFile(write(content), KEYS))

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miles.data.cursor import epoch_order
-from miles.data.jsonl import Row
 from miles.data.prompts import PromptSource
+from miles.data.rows import Row
 from miles.errors import SettingsError
 
 

@@ -4,8 +4,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from miles.data.render import PromptEncoder
+from miles.data.messages import message_problem
+from miles.data.render import PromptEncoder, load_tokenizer
 from miles.errors import SettingsError
+from tests.real_engine import MODEL
+from tests.virtual import settings_of
 
 TEMPLATE = (
     "{{ bos_token }}{% for tool in tools or [] %}tool {{ tool['name'] }} {% endfor %}"
@@ -73,3 +76,44 @@ def test_messages_without_a_template_name_the_flag():
 def test_template_flag_without_a_template_is_refused_at_start():
     with pytest.raises(SettingsError, match="has no chat template"):
         PromptEncoder(tokenizer(template=None), apply_chat_template=True)
+
+
+def parts(*texts):
+    return [{"role": "user", "content": [{"type": "text", "text": text} for text in texts]}]
+
+
+def test_text_parts_of_a_content_list_are_one_text():
+    encoder = PromptEncoder(tokenizer(), apply_chat_template=True)
+    assert encoder.encode(parts("a ", "b")) == encoder.encode([{"role": "user", "content": "a b"}])
+    message = parts("a")
+    encoder.encode(message)
+    assert message == parts("a")
+
+
+@pytest.mark.parametrize(("message", "said"), [
+    ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, 'type "image_url" (part 1)'),
+    ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}, 'type "image" (part 2)'),
+    ({"role": "user", "content": ["a"]}, 'type "str" (part 1)'),
+    ({"role": "user", "content": 5}, "content of type int"),
+    ({"content": "a"}, 'no object with a "role"'),
+])  # fmt: skip
+def test_what_can_not_be_sent_is_named(message, said):
+    assert said in message_problem(message)
+
+
+@pytest.mark.parametrize("message", [
+    parts("a")[0], {"role": "assistant", "content": None, "tool_calls": []}, {"role": "user", "content": ""},
+])  # fmt: skip
+def test_text_and_calls_can_be_sent(message):
+    assert message_problem(message) is None
+
+
+def test_a_template_file_takes_the_place_of_the_tokenizer_s(tmp_path):
+    path = tmp_path / "own.jinja"
+    path.write_text("{% for m in messages %}{{ m['content'] }} think{% endfor %}")
+    flags = f"--hf-checkpoint {MODEL} --apply-chat-template"
+    settings = settings_of(f"{flags} --chat-template-path {path}")
+    encoder = PromptEncoder.from_settings(settings, load_tokenizer(settings))
+    assert encoder.render("a b") == "a b think"
+    own, autofix = settings_of(flags), settings_of(f"{flags} --chat-template-path autofix")
+    assert load_tokenizer(autofix).chat_template == load_tokenizer(own).chat_template

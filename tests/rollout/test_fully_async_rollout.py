@@ -38,7 +38,8 @@ def args(address):
 @pytest.fixture
 def source():
     rows = MODEL.parent / "prompts.jsonl"
-    return RolloutDataSourceWithBuffer(PromptSource.from_file(rows, input_key="prompt", label_key="label"), 2)
+    prompts = PromptSource.from_file(rows, input_key="prompt", label_key="label")
+    return RolloutDataSourceWithBuffer(settings_of(FLAGS).namespace(), prompts)
 
 
 def assert_scored(groups):

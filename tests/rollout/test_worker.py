@@ -6,8 +6,8 @@ from collections import Counter, deque
 
 import pytest
 
-from miles.data.jsonl import Row
 from miles.data.prompts import PromptSource
+from miles.data.rows import Row
 from miles.engine.client import parse_generation
 from miles.engine.fake import FakeEngine, Hang, Raw, Reset, Say, Status
 from miles.errors import HookError, RewardFailed, TooManyFailures, WorkerDied
@@ -23,6 +23,7 @@ from miles.types import Sample, iter_samples
 from tests.virtual import (
     URLS,
     assert_every_prompt_is_accounted_for,
+    settings_of,
     simulate,
     simulation,
     trained_prompts,
@@ -117,8 +118,8 @@ def test_groups_that_wait_for_their_rewards_count_as_buffered():
 def test_epochs_go_on_until_the_last_step():
     """W5: four prompts, batches of two, five steps: the data is drawn again, nothing spins or starves."""
     rows = [Row(i + 1, f"p{i}", None, {}) for i in range(4)]
-    source = RolloutDataSourceWithBuffer(PromptSource(rows, shuffle=True, seed=1), 2)
     flags = "--rollout-batch-size 2 --n-samples-per-prompt 2 --num-rollout 5 --rollout-max-response-len 64 "
+    source = RolloutDataSourceWithBuffer(settings_of(flags).namespace(), PromptSource(rows, shuffle=True, seed=1))
     sim = simulation(flags + "--max-weight-staleness 0", source=source)
     clock.run(sim.run())
     prompts = [g.samples[0].prompt for b in sim.trainer.batches for g in b.groups]

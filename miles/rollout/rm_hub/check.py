@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from miles.config import Problems, Settings
-from miles.data.jsonl import JsonlFile, RowKeys
+from miles.data.rows import RowKeys
+from miles.data.words import Word
 from miles.errors import DataError, HookError
 from miles.hooks import load_function
 from miles.rollout.rm_hub.answers import RESPONSE_STARTS, THINKING_ENDS
@@ -66,12 +67,13 @@ def _check_type(rm_type: str, settings: Settings, problems: Problems) -> None:
 
 
 def _has_no_reward(settings: Settings) -> bool:
-    """Neither the user's own generation nor the rows themselves could bring a reward."""
+    """Neither the user's own generation nor the rows themselves (the first of each word) could bring a reward."""
     data = settings.data
     if settings.rollout.custom_generate_function_path or settings.mode == "function" or not data.prompt_data:
         return False
+    keys = RowKeys.of_training(settings)
     try:
-        row = JsonlFile(data.prompt_data, RowKeys(data.input_key, data.label_key, data.metadata_key))[0]
+        firsts = [Word.parse(word).open(keys)[0] for word in data.prompt_data]
     except DataError:  # the data room's problem
         return False
-    return "rm_type" not in row.metadata
+    return any("rm_type" not in row.metadata for row in firsts)
