@@ -52,7 +52,7 @@ def _setting(setting: Field[Any], hint: Any) -> tuple[str, ...]:
 
 def _shown(default: Any) -> str:
     if default is None or isinstance(default, bool):
-        return {None: "unset", False: "off", True: "on"}[default]
+        return "unset" if default is None else "off"
     return "none" if default in ((), {}) else f"`{default}`"
 
 
