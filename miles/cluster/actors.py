@@ -20,9 +20,9 @@ from miles import loops
 from miles.cluster.engine_process import EngineProcess
 from miles.config import Settings
 from miles.data.render import PromptEncoder
+from miles.engine.backends import Backend
 from miles.engine.gateway import Gateway
 from miles.engine.http import HttpTransport
-from miles.engine.launch import engine_command
 from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
 from miles.rollout.assembly import assemble, make_client
@@ -56,13 +56,13 @@ def free_port(host: str = "127.0.0.1") -> int:
 class EngineSide:
     """Starts an engine beside itself, and again whenever it dies."""
 
-    def __init__(self, settings: Settings, model: str, log: str) -> None:
+    def __init__(self, settings: Settings, backend: Backend, model: str, log: str) -> None:
         port = free_port()
         self._engine = EngineProcess(
-            engine_command(settings, model=model, port=port),
+            backend.launch(settings, model=model, port=port),
             f"http://127.0.0.1:{port}",
             Path(log),
-            start_timeout_s=settings.engine.engine_start_timeout_s,
+            start_timeout_s=settings.engine.engine_start_timeout_s or backend.start_timeout_s,
             health_interval_s=settings.engine.rollout_health_check_interval,
             health_timeout_s=settings.engine.rollout_health_check_timeout,
         )
@@ -89,8 +89,9 @@ class EngineSide:
 class RolloutSide:
     """The rollout side of the ring. `start`, then `run` beside everything else."""
 
-    def __init__(self, settings: Settings, total_steps: int) -> None:
+    def __init__(self, settings: Settings, backend: Backend, total_steps: int) -> None:
         self._settings = settings
+        self._backend = backend
         self._total_steps = total_steps
         self._events: list[dict[str, Any]] = []
         self._lost: Counter[str] = Counter()
@@ -104,7 +105,7 @@ class RolloutSide:
         tokenizer = AutoTokenizer.from_pretrained(settings.model.hf_checkpoint)
         data = settings.data
         encoder = PromptEncoder(tokenizer, data.apply_chat_template, data.apply_chat_template_kwargs)
-        client = make_client(settings, HttpTransport())
+        client = make_client(settings, self._backend.adapt(HttpTransport()))
         self._table = client.table
         self._gateway = Gateway(client, host=settings.engine.sglang_router_ip, port=settings.engine.sglang_router_port)
         port = await self._gateway.start()

@@ -95,8 +95,11 @@ class Publisher:
         """One engine's update. Raises `EngineError`; the engine then serves its old weights under its old label."""
         self._held.setdefault(url, set()).add(weights.path)
         timeout_s = UPDATE_TIMEOUT_S[weights.kind]
-        name = "model_path" if weights.kind == "disk" else "path"
-        payload = {name: weights.path, "weight_version": str(weights.version)}
+        payload: dict[str, Any] = {"weight_version": str(weights.version)}
+        if weights.kind == "disk":
+            payload |= {"model_path": weights.path, "flush_cache": self._pause_mode != "in_place"}
+        else:
+            payload["path"] = weights.path
         await self._call(url, "/pause_generation", {"mode": self._pause_mode}, timeout_s)
         try:
             await self._call(url, UPDATE_PATH[weights.kind], payload, timeout_s)

@@ -140,3 +140,22 @@ def test_an_engine_that_only_lost_a_connection_is_not_updated_again():
     run(scenario, engine)
     assert "/update_weights_from_shared_memory" not in engine.calls
     assert "/continue_generation" in engine.calls
+
+
+@pytest.mark.parametrize(("mode", "flush"), [("retract", True), ("in_place", False)])
+def test_weights_on_a_disk_flush_the_cache_unless_requests_go_on_with_it(mode, flush):
+    engine = FakeEngine()
+    sent = []
+    update = engine._update
+
+    async def note(payload):
+        sent.append(payload)
+        return await update(payload)
+
+    engine._update = note
+
+    async def scenario(publisher, client, urls):
+        await publisher.publish(Weights(2, "disk", "/weights/version_000002"))
+
+    run(scenario, engine, mode=mode)
+    assert sent[-1] == {"weight_version": "2", "model_path": "/weights/version_000002", "flush_cache": flush}
