@@ -46,6 +46,7 @@ FOREIGN = {
     "mypy": set(),
     "tensorboard": {"--logdir"},
     "pytest": {"-m"},
+    "miles.engine.conformance": {"--backend", "--model-path"},
 }
 """Programs that are not ours, and their options that the docs may use."""
 FAMILIES = "rollout|train|perf|eval"
@@ -171,7 +172,7 @@ def judge_python(arguments, checkout):
             engine_parser().parse_args(options)
         elif module != "venv":
             assert {o for o in options if o.startswith("-")} <= FOREIGN[module]
-            assert all(Path(o).exists() for o in options if "/" in o)
+            assert all(Path(o).exists() for o in options if "/" in o and "://" not in o)
     elif Path(arguments[0]).name in ("train.py", "train_async.py"):
         check_flags(arguments[1:], Path(arguments[0]).stem)
     else:
