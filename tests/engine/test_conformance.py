@@ -105,9 +105,10 @@ def test_requests_too_short_to_be_caught_running_prove_nothing():
 
 
 @pytest.mark.slow
-def test_the_embedded_engine_is_safe(tmp_path, capsys):
+@pytest.mark.parametrize("backend", ["local", "sglang"])
+def test_the_embedded_engine_is_safe_and_speaks_sglang(backend, tmp_path, capsys):
     with serving("--dtype", "float32", model=save_model(tmp_path, "qwen3")) as url:
-        code = main([url, "--backend", "local", "--tokens", "200"])
+        code = main([url, "--backend", backend, "--tokens", "200"])
     out = capsys.readouterr().out
     assert code == 0, out
     assert out.splitlines()[-1] == f"{url} is safe for asynchronous RL"
