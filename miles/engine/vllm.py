@@ -9,7 +9,8 @@
     /update_weights_from_disk   POST /collective_rpc reload_weights, then POST /update_weight_version
 
 Everything else goes through as it is. vLLM doesn't tell which weights sampled a token, so the version at submit counts. The
-control endpoints are there only with VLLM_SERVER_DEV_MODE=1 (vLLM 0.16 and later).
+control endpoints are there only with VLLM_SERVER_DEV_MODE=1. A server whose ``/pause`` doesn't know ``mode`` yet aborts what
+runs at each update: `miles.engine.conformance` finds that out.
 """
 
 from __future__ import annotations
@@ -126,10 +127,14 @@ class VllmTransport:
         return await self._post(f"{server}/reset_prefix_cache")
 
     async def _update(self, server: str, payload: dict[str, Any]) -> Reply:
-        """The label follows the weights, never precedes them; a server without labels is asked for none."""
+        """The label follows the weights, never precedes them; a server without labels is asked for none.
+
+        A load that fails may leave some layers new and some old: nothing that runs goes on with those.
+        """
         kwargs = {"weights_path": payload["model_path"]}
         loaded = await self._post(f"{server}/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
         if loaded.status != 200:
+            await self._post(f"{server}/abort_requests", {})
             return loaded
         version = payload.get("weight_version")
         if version is not None:

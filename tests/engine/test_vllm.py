@@ -159,11 +159,11 @@ def test_control_calls_go_to_their_twins_and_the_rest_goes_through():
     ]
 
 
-def test_weights_that_did_not_load_get_no_label():
+def test_weights_that_did_not_load_get_no_label_and_nothing_goes_on_with_them():
     recorder = Recorder(collective_rpc=Reply(500, {"error": "no such file"}))
     reply = ask(recorder, "/update_weights_from_disk", {"model_path": "/w", "weight_version": "3"})
     assert reply.status == 500
-    assert [path for _, path, _ in recorder.calls] == ["/collective_rpc"]
+    assert [path for _, path, _ in recorder.calls] == ["/collective_rpc", "/abort_requests"]
 
 
 @pytest.mark.parametrize(("status", "expected"), [(200, 200), (404, 200), (500, 500)])
