@@ -28,6 +28,7 @@ from miles.errors import EngineError
 READY_POLL_S = 0.25
 STEADY_S = 60.0
 STARTS_WITHOUT_READY = 3
+STOP_TIMEOUT_S = 5.0
 
 
 class EngineStartFailed(EngineError):
@@ -136,21 +137,26 @@ class EngineProcess:
         return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._health_timeout_s))
 
     async def stop(self) -> int | None:
-        """Ends the process, if any, and all that it started: politely, after 5 s by force. Returns its exit code."""
-        process, self._process = self._process, None
+        """Ends the process, if any, and all that it started: politely, after 5 s (or when cancelled) by force.
+
+        Returns its exit code.
+        """
+        process = self._process
         if process is None:
             return None
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            if process.returncode is None:
-                _signal_group(process.pid, sign)
-                await _ended_within(process, 5.0)
-        _signal_group(process.pid, signal.SIGKILL)
-        return process.returncode
+        try:
+            _signal_group(process.pid, signal.SIGTERM)
+            await _ended_within(process, STOP_TIMEOUT_S)
+        finally:
+            _signal_group(process.pid, signal.SIGKILL)
+        self._process = None
+        return await process.wait()
 
 
 async def _ended_within(process: asyncio.subprocess.Process, seconds: float) -> bool:
     with suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await process.wait()
     return process.returncode is not None
 
 

@@ -105,9 +105,16 @@ class EngineClient:
 def _body(reply: Reply, url: str) -> Any:
     if reply.status == 200:
         return reply.body
-    said = reply.body if isinstance(reply.body, str) else str((reply.body or {}).get("error", reply.body))
     error = EngineRefused if 400 <= reply.status < 500 else EngineFailed
-    raise error(f"{url} answered {reply.status}: {said[:500]}")
+    raise error(f"{url} answered {reply.status}: {_said(reply.body)[:500]}")
+
+
+def _said(body: Any) -> str:
+    """The words of an error body: ``{"error": {"message": ...}}``, ``{"error": ...}``, or whatever it is."""
+    for key in ("error", "message"):
+        if isinstance(body, dict) and key in body:
+            body = body[key]
+    return str(body)
 
 
 def parse_generation(body: Any, submit_version: int | None) -> Generation:

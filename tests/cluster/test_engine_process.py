@@ -70,7 +70,10 @@ def test_an_engine_that_hangs_is_replaced(tmp_path):
     port = free_port()
     engine = process_of(tmp_path, SERVES, port, health_interval_s=0.05, health_timeout_s=0.2)
     stop = lambda e: os.kill(e.pid, signal.SIGSTOP)  # noqa: E731
-    log = run_until_downs(engine, 1, when_up=stop)
+    pids = []
+    log = run_until_downs(engine, 1, when_up=lambda e: (pids.append(e.pid), stop(e)))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
     assert log[0] == "up"
     assert "no answer to a health check in 0.2 s" in log[1]
 
