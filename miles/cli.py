@@ -30,7 +30,7 @@ def _train(
     context: typer.Context,
     sync: Annotated[bool, typer.Option("--sync", help="train synchronously, like train.py")] = False,
 ) -> None:
-    """Train. Takes the flags of train_async.py; --help lists them."""
+    """Train. Takes the flags of train_async.py, or RUN.yaml and flags; --help lists them."""
     raise typer.Exit(train(context.args, program="train" if sync else "train_async"))
 
 
@@ -38,9 +38,10 @@ def _train(
 def _check(
     context: typer.Context,
     sync: Annotated[bool, typer.Option("--sync", help="check the flags of train.py")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="list all settings and where each comes from")] = False,
 ) -> None:
     """Check the flags of a run and report every problem; nothing starts."""
-    raise typer.Exit(check(context.args, program="train" if sync else "train_async"))
+    raise typer.Exit(check(context.args, program="train" if sync else "train_async", explain=explain))
 
 
 def main() -> None:
@@ -67,10 +68,10 @@ def train(argv: Sequence[str], *, program: Literal["train", "train_async"]) -> i
         return _stop("terminated", 143)
 
 
-def check(argv: Sequence[str], *, program: Literal["train", "train_async"]) -> int:
-    """Reports every problem of the flags. Returns the exit code."""
+def check(argv: Sequence[str], *, program: Literal["train", "train_async"], explain: bool = False) -> int:
+    """Reports every problem of the flags; with ``explain`` also what they come to. Returns the exit code."""
     try:
-        settings = _checked(argv, program)
+        settings = _checked(argv, program, explain)
     except SettingsError as error:
         return _stop(str(error), 2)
     sys.stdout.write(
@@ -82,15 +83,21 @@ def check(argv: Sequence[str], *, program: Literal["train", "train_async"]) -> i
     return 0
 
 
-def _checked(argv: Sequence[str], program: Literal["train", "train_async"]) -> Settings:
+def _checked(argv: Sequence[str], program: Literal["train", "train_async"], explain: bool = False) -> Settings:
     from miles.driver.check import check as check_rooms
 
     problems = Problems()
     settings = Settings.parse(argv, problems, program)
     check_rooms(settings, problems)
+    if explain:
+        from miles.config.explain import explain as explained
+
+        sys.stdout.write(explained(settings))
     for line in problems.warnings:
         sys.stderr.write(f"warning: {line}\n")
     problems.raise_all()
+    for line in problems.notes:
+        sys.stderr.write(f"note: {line}\n")
     return settings
 
 

@@ -10,7 +10,6 @@ MilesError
 │   ├── EngineUnreachable    the connection broke or was refused
 │   └── NoEngine             no engine in the routing for longer than a run waits
 ├── RewardFailed             the reward function failed; never a reward of 0
-├── PublishFailed            no engine took the new weights
 ├── BufferClosed             nobody will put or take any more; carries the cause
 ├── WorkerDied               generation stopped; chained to the first cause
 ├── TooManyFailures          more groups in a row were given up than --rollout-failure-limit allows

@@ -20,9 +20,9 @@ _thread: threading.Thread | None = None
 
 def adopt(loop: asyncio.AbstractEventLoop) -> None:
     """Makes a running loop the one of this process; called by its owner before anything else needs one."""
-    global _loop
+    global _loop, _thread
     with _lock:
-        _loop = loop
+        _loop, _thread = loop, None
 
 
 def loop() -> asyncio.AbstractEventLoop:

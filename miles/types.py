@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, NamedTuple
 
+from miles.errors import RewardFailed
+
 Message = dict[str, Any]
 Group = list[Any]
 """The samples of one prompt: ``Sample``, or a list of compact siblings in its place."""
@@ -206,10 +208,23 @@ class Sample:
     # ---- the contract's methods
 
     def get_reward_value(self, args: Any) -> float | None:
-        key = getattr(args, "reward_key", None)
-        if key and isinstance(self.reward, dict):
-            return self.reward[key]  # type: ignore[no-any-return]
-        return self.reward  # type: ignore[return-value]
+        """The number in the reward, by ``args.reward_key`` where it is an object. Raises as `reward_value`."""
+        return self.reward_value(getattr(args, "reward_key", None))
+
+    def reward_value(self, key: str | None) -> float | None:
+        """The number that ``reward`` is, or holds under ``key``; None: unscored. Raises RewardFailed where it holds none."""
+        value: Any = self.reward
+        if isinstance(value, dict):
+            if key not in value:
+                flag = "no --reward-key is set" if key is None else f"--reward-key {key} is not there"
+                keys = ", ".join(map(str, value))
+                raise RewardFailed(f"the reward of sample {self.index} is an object and {flag}; its keys: {keys}")
+            value = value[key]
+        if value is None:
+            return None
+        if not hasattr(value, "__float__"):
+            raise RewardFailed(f"the reward of sample {self.index} is {value!r}, which is no number")
+        return float(value)
 
     def update_from_meta_info(self, args: Any, meta_info: dict[str, Any]) -> None:
         """Takes counters, the version label and the status from an engine reply's ``meta_info``."""

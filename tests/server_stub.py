@@ -119,7 +119,7 @@ def work(server):
     """A worker process, as real servers have: it takes no hints, and sees only late that its server is gone."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while os.getppid() == server:
-        time.sleep(1.0)
+        time.sleep(20.0)
     os._exit(0)
 
 
@@ -127,11 +127,11 @@ def main(modules):
     if sys.argv[1] == "-c":
         sys.exit(sys.argv[3] not in modules)
     beside = Path(__file__).parent
-    (beside / "started.json").write_text(
-        json.dumps({"argv": sys.argv[1:], "env": dict(os.environ), "pid": os.getpid()})
-    )
-    if os.fork() == 0:
+    worker = os.fork()
+    if worker == 0:
         work(os.getppid())
+    how = {"argv": sys.argv[1:], "env": dict(os.environ), "pid": os.getpid(), "worker": worker}
+    (beside / "started.json").write_text(json.dumps(how))
     Server.kind = SERVERS[sys.argv[2]]
     port = int(sys.argv[sys.argv.index("--port") + 1])
     print("x" * 100_000, flush=True)  # more than a pipe holds: nobody may leave it unread

@@ -23,12 +23,14 @@ from miles.data.render import PromptEncoder
 from miles.engine.backends import Backend
 from miles.engine.gateway import Gateway
 from miles.engine.http import HttpTransport
+from miles.engine.launch import model_context
 from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
 from miles.rollout.assembly import assemble, make_client
 from miles.rollout.conversion import to_train_data
 from miles.rollout.data_source import RolloutDataSourceWithBuffer, eval_sets
 from miles.rollout.feed import WorkerFeed
+from miles.rollout.post_process import post_process
 from miles.rollout.rm_hub.pool import ProcessScorer
 from miles.rollout.rm_hub.rewards import Rewards
 from miles.types import Weights
@@ -59,7 +61,7 @@ class EngineSide:
     def __init__(self, settings: Settings, backend: Backend, model: str, log: str) -> None:
         port = free_port()
         self._engine = EngineProcess(
-            backend.launch(settings, model=model, port=port),
+            backend.launch(settings, model=model, port=port, extra=backend.passed_on(settings.passthrough)),
             f"http://127.0.0.1:{port}",
             Path(log),
             start_timeout_s=settings.engine.engine_start_timeout_s or backend.start_timeout_s,
@@ -89,12 +91,13 @@ class EngineSide:
 class RolloutSide:
     """The rollout side of the ring. `start`, then `run` beside everything else."""
 
-    def __init__(self, settings: Settings, backend: Backend, total_steps: int) -> None:
+    def __init__(self, settings: Settings, backend: Backend, steps: range) -> None:
         self._settings = settings
-        self._backend = backend
-        self._total_steps = total_steps
+        self._steps = steps
         self._events: list[dict[str, Any]] = []
         self._lost: Counter[str] = Counter()
+        self._client = make_client(settings, backend.adapt(HttpTransport()))
+        self._table = self._client.table
 
     async def start(self, resume_from: str | None) -> str:
         """Reads the data, starts the reward processes and the gateway. Returns the gateway's address."""
@@ -105,25 +108,26 @@ class RolloutSide:
         tokenizer = AutoTokenizer.from_pretrained(settings.model.hf_checkpoint)
         data = settings.data
         encoder = PromptEncoder(tokenizer, data.apply_chat_template, data.apply_chat_template_kwargs)
-        client = make_client(settings, self._backend.adapt(HttpTransport()))
-        self._table = client.table
+        client = self._client
         self._gateway = Gateway(client, host=settings.engine.sglang_router_ip, port=settings.engine.sglang_router_port)
         port = await self._gateway.start()
         self._source = RolloutDataSourceWithBuffer.from_settings(settings)
         if resume_from is not None:
             self._source.load_state(json.loads((Path(resume_from) / SAMPLES_FILE).read_text()))
-        args = settings.namespace(sglang_router_port=port)
+        context = settings.sampling.rollout_max_context_len or model_context(settings.model.hf_checkpoint)
+        more = {"sglang_router_port": port, "rollout_max_context_len": context}
+        self._args = args = settings.namespace(**more)
         scorer = ProcessScorer(processes=settings.reward.reward_processes, timeout_s=settings.reward.reward_timeout_s)
         self._rewards = Rewards(args, scorer)
-        publisher = Publisher(
+        self._publisher = Publisher(
             client,
             pause_mode=settings.engine.pause_generation_mode,
             health_timeout_s=settings.engine.rollout_health_check_timeout,
         )
         self._rollouts = assemble(
-            settings, source=self._source, client=client, publisher=publisher, encode=encoder.encode,
-            scoring=self._rewards, eval_sets=eval_sets(settings), tokenizer=tokenizer, total_steps=self._total_steps,
-            sglang_router_port=port,
+            settings, source=self._source, client=client, publisher=self._publisher, encode=encoder.encode,
+            scoring=self._rewards, eval_sets=eval_sets(settings), tokenizer=tokenizer, steps=self._steps,
+            **more,
         )  # fmt: skip
         if isinstance(self._rollouts.feed, WorkerFeed):
             fully_async_rollout.adopt_feed(self._rollouts.feed, args)
@@ -146,19 +150,22 @@ class RolloutSide:
         """The batch's columns (fetched by the trainer ranks alone) and the metrics of its samples."""
         settings = self._settings
         batch = await self._rollouts.take_batch(step)
-        groups = [g.samples for g in batch.groups]
+        groups, rewards = batch.groups, None
+        if settings.reward.custom_reward_post_process_path:
+            groups, rewards = await post_process(settings.reward.custom_reward_post_process_path, self._args, groups)
         metrics = rollout_metrics(
-            groups,
+            [g.samples for g in groups],
             version=batch.version,
             reward_key=settings.reward.reward_key,
             max_response_len=settings.sampling.rollout_max_response_len,
         )
-        return to_train_data(batch.groups, settings.reward.reward_key), metrics | self._counters()
+        return to_train_data(groups, settings.reward.reward_key, rewards), metrics | self._counters()
 
     def _counters(self) -> dict[str, float]:
         """Depths as they are now; what was lost since the last batch."""
         status = self._rollouts.status()
-        lost = Counter({"rollout/wasted_tokens": status["wasted_tokens"]})
+        timed_out = self._rewards.scorer.statistics().timed_out
+        lost = Counter({"rollout/wasted_tokens": status["wasted_tokens"], "rollout/reward_timeouts": timed_out})
         lost.update({given_up_metric(reason): groups for reason, groups in status["given_up"].items()})
         since = {name: float(count - self._lost[name]) for name, count in lost.items()}
         self._lost = lost
@@ -171,8 +178,8 @@ class RolloutSide:
     async def commit(self) -> int:
         return self._rollouts.commit()
 
-    async def publish(self, weights: Weights) -> None:
-        await self._rollouts.publish(weights)
+    async def publish(self, weights: Weights, steps_due: int) -> None:
+        await self._rollouts.publish(weights, steps_due)
 
     async def busy_weights(self) -> frozenset[str]:
         return self._rollouts.busy_weights()
@@ -199,6 +206,7 @@ class RolloutSide:
 
     async def engine_down(self, url: str, why: str) -> None:
         self._table.set_aside(url, why)
+        self._publisher.forget(url)
         self._events.append({"kind": "engine_down", "url": url, "why": why})
 
     async def status(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -128,7 +128,8 @@ class EngineProcess:
             while not await _ended_within(self._process, self._health_interval_s):
                 try:
                     async with session.get(self.url + "/health") as reply:
-                        await reply.read()
+                        if reply.status != 200:
+                            return f"a health check was answered {reply.status}"
                 except (aiohttp.ClientError, TimeoutError) as error:
                     return f"no answer to a health check in {self._health_timeout_s:g} s ({type(error).__name__})"
         return f"engine process ended with exit code {self._process.returncode}"

@@ -29,10 +29,10 @@ SHARED_MEMORY = Path("/dev/shm")
 class RunActors:
     """Rollout side and train side of the ring, over Ray."""
 
-    def __init__(self, settings: Settings, *, logs: Path, total_steps: int, resume_from: str | None) -> None:
+    def __init__(self, settings: Settings, *, logs: Path, steps: range, resume_from: str | None) -> None:
         self._settings = settings
         self._logs = logs
-        self._total_steps = total_steps
+        self._steps = steps
         self._resume_from = resume_from
         self._rollouts: Any = None
         self._trainers: list[Any] = []
@@ -47,7 +47,9 @@ class RunActors:
             folder = (Path(given) if given else self._logs.parent / "weights").absolute()
             folder.mkdir(parents=True, exist_ok=True)
             return folder
-        return Path(tempfile.mkdtemp(prefix="miles-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
+        place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+        _sweep(place)
+        return Path(tempfile.mkdtemp(prefix=f"miles-{os.getpid()}-", dir=place))
 
     # ---- start, run, stop
 
@@ -55,15 +57,16 @@ class RunActors:
         """Starts every actor and waits until each answers. Raises the first failure."""
         settings = self._settings
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        gpus_per_engine = gpus * settings.engine.rollout_num_gpus_per_engine if self._backend.uses_gpus else 0
         ranks = settings.trainer_ranks
-        self._rollouts = RolloutActor.remote(settings, self._backend, self._total_steps)
+        self._rollouts = RolloutActor.remote(settings, self._backend, self._steps)
         env = {"env_vars": {"OMP_NUM_THREADS": str(settings.model.torch_threads)}}
         self._trainers = [
-            TrainerActor.options(num_gpus=gpus, runtime_env=env).remote(settings, rank, ranks, self._total_steps)
+            TrainerActor.options(num_gpus=gpus, runtime_env=env).remote(settings, rank, ranks, self._steps.stop)
             for rank in range(ranks)
         ]
         self._engines = [
-            EngineActor.options(num_gpus=gpus * settings.engine.rollout_num_gpus_per_engine).remote(
+            EngineActor.options(num_gpus=gpus_per_engine).remote(
                 settings, self._backend, settings.model.hf_checkpoint, str(self._logs / f"engine-{i}.log")
             )
             for i in range(settings.num_engines)
@@ -93,7 +96,8 @@ class RunActors:
         except TimeoutError:
             pass
         finally:
-            shutil.rmtree(self._weights_folder, ignore_errors=self._weights_kind == "shm")
+            if self._weights_kind == "shm":
+                shutil.rmtree(self._weights_folder, ignore_errors=True)
 
     # ---- the rollout side of the ring
 
@@ -109,8 +113,8 @@ class RunActors:
         answer: frozenset[str] = await _answer(self._rollouts.busy_weights.remote())
         return answer
 
-    async def publish(self, weights: Weights) -> None:
-        await _answer(self._rollouts.publish.remote(weights))
+    async def publish(self, weights: Weights, steps_due: int) -> None:
+        await _answer(self._rollouts.publish.remote(weights, steps_due))
 
     async def evaluate(self) -> dict[str, float]:
         answer: dict[str, float] = await _answer(self._rollouts.evaluate.remote())
@@ -143,6 +147,14 @@ class RunActors:
             target = checkpoint.save_hf.replace("{rollout_id}", str(step))
             os.makedirs(target, exist_ok=True)
             await _all(*(t.export_hf.remote(target) for t in self._trainers))
+
+
+def _sweep(place: Path) -> None:
+    """Removes what runs left that were killed before they could."""
+    for folder in place.glob("miles-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _answer(call: Awaitable[Any]) -> Any:

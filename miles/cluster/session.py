@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from miles.errors import SettingsError
+
 LOCAL_OBJECT_STORE_BYTES = 1 << 30
 
 
@@ -20,8 +22,14 @@ def ray_session() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    address = os.environ.get("RAY_ADDRESS")
+    if address:
+        try:
+            ray.init(logging_level=logging.ERROR, log_to_driver=False)
+        except (ConnectionError, RuntimeError) as error:
+            raise SettingsError(
+                [f"RAY_ADDRESS {address}: the cluster can't be joined: {error}; unset, Ray starts here"]
+            ) from error
     else:
         ray.init(
             address="local",

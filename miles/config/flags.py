@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from typing import Any
 
 from miles.config.problems import Problems
 from miles.errors import SettingsError
+
+FLAG = "flag"
+"""The source of what was given as a flag; that of a file is ``name:line``."""
 
 
 def flag(
@@ -22,10 +26,11 @@ def flag(
     choices: Sequence[str] = (),
     name: str | None = None,
     positive: bool = False,
+    nargs: Any = None,
 ) -> Any:
     """A dataclass field that is also a flag. ``name`` overrides ``--field-name``; a bool that defaults to True is
-    switched off by its flag. ``positive`` refuses zero and less."""
-    metadata = {"help": help, "choices": tuple(choices), "name": name, "positive": positive}
+    switched off by its flag. ``positive`` refuses zero and less; ``nargs`` is argparse's."""
+    metadata = {"help": help, "choices": tuple(choices), "name": name, "positive": positive, "nargs": nargs}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -43,76 +48,99 @@ def flag_fields(owner: type) -> list[Field[Any]]:
     return [f for f in fields(owner) if "help" in f.metadata]
 
 
+def hinted(owner: type) -> list[tuple[Field[Any], Any]]:
+    """The flags of an owner with their types."""
+    hints = typing.get_type_hints(owner)
+    return [(setting, hints[setting.name]) for setting in flag_fields(owner)]
+
+
+# ---- the parser
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         raise SettingsError([message])
 
 
-def build_parser(owners: Sequence[type], prog: str, description: str = "") -> argparse.ArgumentParser:
+def build_parser(owners: Iterable[type], prog: str) -> argparse.ArgumentParser:
     """One parser with a group of flags for each owner; values stay text, `convert` types them."""
-    parser = _Parser(prog=prog, description=description, argument_default=argparse.SUPPRESS)
+    parser = _Parser(prog=prog, argument_default=argparse.SUPPRESS)
     for owner in owners:
         group = parser.add_argument_group((owner.__doc__ or owner.__name__).splitlines()[0])
-        hints = typing.get_type_hints(owner)
-        for setting in flag_fields(owner):
-            text = setting.metadata["help"].replace("%", "%%")
-            default = default_of(setting)
-            if hints[setting.name] is bool:
-                group.add_argument(
-                    flag_name(setting), dest=setting.name, action="store_const", const=not default, help=text
-                )
-                continue
-            if default not in (None, (), {}):
-                text += f" (default {default})"
-            choices = setting.metadata["choices"]
-            metavar = "{" + ",".join(choices) + "}" if choices else _base_type(hints[setting.name]).__name__.upper()
-            nargs = "+" if _is_tuple(hints[setting.name]) else None
-            group.add_argument(flag_name(setting), dest=setting.name, nargs=nargs, metavar=metavar, help=text)
+        for setting, hint in hinted(owner):
+            add_flag(group, setting, hint, _help_of(setting))
     return parser
 
 
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str], problems: Problems) -> dict[str, Any]:
-    """The flags that were given, as text by field name; unknown ones become problems with the nearest known flag."""
-    namespace, unknown = parser.parse_known_args(list(argv))
-    known = [s for action in parser._actions for s in action.option_strings]
-    for word in unknown:
-        if word.startswith("--"):
-            name = word.split("=", 1)[0]
-            near = difflib.get_close_matches(name, known, n=1)
-            problems.add(
-                name, "", "no such flag", f"did you mean {near[0]}?" if near else "`miles train --help` lists them"
-            )
-        elif not any(u.startswith("--") for u in unknown):
-            problems.add(word, "", "stands alone, no flag takes it", "give it after its flag")
-    return vars(namespace)
+def add_flag(group: argparse._ActionsContainer, setting: Field[Any], hint: Any, text: str = argparse.SUPPRESS) -> None:
+    """Adds one flag; a bool's also with ``--no-`` before it, which says the opposite."""
+    name, dest, metadata = flag_name(setting), setting.name, setting.metadata
+    if hint is bool:
+        default = default_of(setting)
+        group.add_argument(name, dest=dest, action="store_const", const=not default, help=text)
+        group.add_argument(f"--no-{name[2:]}", dest=dest, action="store_const", const=default, help=argparse.SUPPRESS)
+        return
+    choices = metadata["choices"]
+    metavar = "{" + ",".join(choices) + "}" if choices else base_type(hint).__name__.upper()
+    nargs = metadata["nargs"] or ("+" if is_tuple(hint) else None)
+    group.add_argument(name, dest=dest, nargs=nargs, metavar=metavar, help=text)
 
 
-def convert(owner: type, given: dict[str, Any], problems: Problems) -> Any:
-    """An instance of ``owner`` from the given texts; each value that can't be read becomes a problem."""
-    hints = typing.get_type_hints(owner)
+def _help_of(setting: Field[Any]) -> str:
+    text, default = setting.metadata["help"].replace("%", "%%"), default_of(setting)
+    plain = isinstance(default, bool) or default in (None, (), {})
+    return text if plain else f"{text} (default {default})"
+
+
+def nearest(word: str, words: Iterable[str], otherwise: str) -> str:
+    """A hint at the name that was meant."""
+    near = difflib.get_close_matches(word, list(words), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
+
+
+# ---- typed values
+
+
+def convert(
+    settings: Iterable[tuple[Field[Any], Any]],
+    given: Mapping[str, Any],
+    problems: Problems,
+    *,
+    sources: Mapping[str, str],
+    later: Mapping[str, Collection[str]],
+) -> dict[str, Any]:
+    """Values by field name from the given texts; each that can't be read becomes a problem.
+
+    ``later``: choices by flag that other builds have, so that the message can tell them from typing errors.
+    """
     values = {}
-    for setting in flag_fields(owner):
-        if setting.name in given:
+    for setting, hint in settings:
+        name = setting.name
+        if name in given:
             try:
-                values[setting.name] = _typed(setting, hints[setting.name], given[setting.name])
+                values[name] = _typed(setting, hint, given[name])
             except ValueError as error:
-                problems.add(
-                    flag_name(setting), given[setting.name], str(error), _what_works(setting, hints[setting.name])
-                )
-    return owner(**values)
+                flag = flag_name(setting)
+                why = "is not here yet" if str(given[name]) in later.get(flag, ()) else str(error)
+                problems.add(place(flag, sources.get(name)), given[name], why, _what_works(setting, hint))
+    return values
+
+
+def place(flag: str, source: str | None) -> str:
+    """A flag as messages name it: with the line of the file that it comes from."""
+    return flag if source in (None, FLAG) else f"{source} {flag}"
 
 
 def _typed(setting: Field[Any], hint: Any, text: Any) -> Any:
-    base = _base_type(hint)
-    if _is_tuple(hint):
-        return tuple(_scalar(base, t) for t in (text if isinstance(text, list) else [text]))
-    value = _scalar(base, text)
-    choices = setting.metadata["choices"]
-    if choices and value not in choices:
+    base, choices = base_type(hint), setting.metadata["choices"]
+    several = is_tuple(hint)
+    words = text if several and isinstance(text, list) else [text]
+    values = tuple(_scalar(base, word) for word in words)
+    if choices and not set(values) <= set(choices):
         raise ValueError("is none of the choices")
-    if setting.metadata["positive"] and value <= 0:
+    if setting.metadata["positive"] and min(values) <= 0:
         raise ValueError("must be above 0")
-    return value
+    return values if several else values[0]
 
 
 def _scalar(base: type, text: Any) -> Any:
@@ -124,7 +152,10 @@ def _scalar(base: type, text: Any) -> Any:
             raise ValueError("is no JSON object")
         return value
     try:
-        return base(text)
+        value = base(text)
+        if base is float and not math.isfinite(value):
+            raise ValueError
+        return value
     except ValueError:
         raise ValueError(f"is not {'an integer' if base is int else 'a number'}") from None
 
@@ -134,18 +165,18 @@ def _what_works(setting: Field[Any], hint: Any) -> str:
         near = ", ".join(setting.metadata["choices"])
         return f"one of {near} works"
     default = default_of(setting)
-    example = {int: "8", float: "0.5", dict: '{"enable_thinking": false}'}.get(_base_type(hint), "text")
+    example = {int: "8", float: "0.5", dict: '{"enable_thinking": false}'}.get(base_type(hint), "text")
     return f"for example {example if default in (None, (), {}) else default} works"
 
 
-def _base_type(hint: Any) -> type:
+def base_type(hint: Any) -> type:
     """The scalar behind ``int | None`` or ``tuple[int, ...]``."""
     options = [a for a in typing.get_args(hint) if a not in (types.NoneType, Ellipsis)]
     origin = typing.get_origin(hint)
     if origin is tuple or origin is types.UnionType:
-        return _base_type(options[0])
+        return base_type(options[0])
     return typing.cast(type, origin or hint)
 
 
-def _is_tuple(hint: Any) -> bool:
+def is_tuple(hint: Any) -> bool:
     return typing.get_origin(hint) is tuple

@@ -13,15 +13,20 @@ class Problems:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.warnings: list[str] = []
+        self.notes: list[str] = []
 
     def add(self, flag: str, value: Any, why: str, works: str) -> None:
         """One problem: the flag, its value, the arithmetic or reason, and a value that works."""
         shown = "is not set" if value is None else str(value)
-        self.lines.append(f"{flag} {shown}".rstrip() + f": {why}; {works}")
+        self.lines.append(f"{flag} {shown}".strip() + f": {why}; {works}")
 
     def warn(self, line: str) -> None:
         """Something that works but may not be what the user meant."""
         self.warnings.append(line)
+
+    def note(self, line: str) -> None:
+        """A choice that was made for the user."""
+        self.notes.append(line)
 
     def raise_all(self) -> None:
         if self.lines:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from miles.config import flags
+from miles.config import command_line, flags, known
+from miles.config.command_line import Passed
 from miles.config.flags import flag
 from miles.config.problems import Problems
 
@@ -107,11 +108,22 @@ class RolloutSettings:
 class RewardSettings:
     """Rewards"""
 
-    rm_type: str | None = flag(None, "reward of a sample: math, exact_match")
+    rm_type: str | None = flag(
+        None,
+        "reward of a sample: math, exact_match, dapo, deepscaler, gemma_math, f1, gpqa, ifbench, reasoning_gym, random, "
+        "deterministic_random, remote_rm; boxed_... scores the last box alone",
+    )
+    rm_url: str | None = flag(None, "server that remote_rm posts {prompt, response, label} to")
+    rm_concurrency: int = flag(64, "most requests to that server at a time", positive=True)
+    rm_timeout_s: float = flag(60.0, "seconds that server may take for one reply", positive=True)
+    rm_retries: int = flag(5, "more tries after a broken connection, a 5xx or no reply in time")
     custom_rm_path: str | None = flag(None, "module.name of a reward function")
     group_rm: bool = flag(False, "score the samples of a group together")
     reward_key: str | None = flag(None, "key of the reward that is trained, where rewards are objects")
     eval_reward_key: str | None = flag(None, "the same for evaluation; unset: --reward-key")
+    custom_reward_post_process_path: str | None = flag(
+        None, "module.name of a function that turns the rewards of a batch into those that are trained"
+    )
     reward_timeout_s: float = flag(5.0, "hard limit for checking one answer, in seconds", positive=True)
     reward_processes: int = flag(1, "processes that check answers", positive=True)
 
@@ -222,6 +234,7 @@ class CheckpointSettings:
     """Checkpoints"""
 
     load: str | None = flag(None, "run folder, checkpoints folder or one step to resume from")
+    ref_load: str | None = flag(None, "frozen reference policy; KL terms alone use one")
     save: str | None = flag(None, "folder for checkpoints; unset: in the run folder")
     save_interval: int | None = flag(None, "training steps between checkpoints; unset: one at the end", positive=True)
     save_hf: str | None = flag(None, "folder for HF exports; {rollout_id} stands for the step")
@@ -234,13 +247,20 @@ class RunSettings:
 
     run_name: str | None = flag(None, "name of the run; unset: date and time")
     run_dir: str = flag("runs", "folder of run folders")
+    custom_config_path: str | None = flag(
+        None, "YAML file, or base64: and its text: settings that win over flags, and attributes for hooks"
+    )
     use_tensorboard: bool = flag(False, "write tensorboard events into the run folder")
     shutdown_timeout_s: float = flag(30.0, "seconds that an ordered shutdown may take", positive=True)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a run is told. ``given`` names the settings that the user set."""
+    """Everything a run is told.
+
+    ``sources``: where each setting that was given comes from, by name (a flag, or file and line); ``passthrough``: flags
+    of sglang and its router with their values (True without one), as given; ``attributes``: what hooks get besides.
+    """
 
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
@@ -252,36 +272,62 @@ class Settings:
     eval: EvalSettings = field(default_factory=EvalSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     run: RunSettings = field(default_factory=RunSettings)
-    given: frozenset[str] = frozenset()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    passthrough: Mapping[str, Passed] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     program: Literal["train", "train_async"] = "train_async"
 
     @classmethod
     def from_namespace(cls, args: Any) -> Settings:
-        """Settings from the flat ``args`` of a first-era caller; what it lacks keeps its default."""
-        parts = {}
+        """Settings from the flat ``args`` of a first-era caller; what it lacks, or is None, keeps its default."""
+        parts, others = {}, dict(vars(args))
         for name, owner in cls.owners().items():
-            present = [f for f in fields(owner) if hasattr(args, f.name)]
-            parts[name] = owner(**{f.name: getattr(args, f.name) for f in present})
-        return cls(**parts)
+            given = {f.name: others.pop(f.name) for f in fields(owner) if f.name in others}
+            parts[name] = owner(**{k: v for k, v in given.items() if v is not None})
+        return cls(**parts, attributes=others)
 
     @classmethod
     def owners(cls) -> dict[str, type]:
         """Field name to settings class, in the order of the help text."""
         made: dict[str, Any] = {f.name: f.default_factory for f in fields(cls)}
-        return {name: owner for name, owner in made.items() if isinstance(owner, type)}
+        return {name: owner for name, owner in made.items() if isinstance(owner, type) and owner is not dict}
 
     @classmethod
     def parser(cls, prog: str = "miles train") -> argparse.ArgumentParser:
-        return flags.build_parser(list(cls.owners().values()), prog)
+        return command_line.build_parser(list(cls.owners().values()), prog)
 
     @classmethod
     def parse(
         cls, argv: Sequence[str], problems: Problems, program: Literal["train", "train_async"] = "train_async"
     ) -> Settings:
         """Settings from a command line; what can't be read is a problem and keeps its default, so that checks go on."""
-        given = flags.parse(cls.parser(), argv, problems)
-        parts = {name: flags.convert(owner, given, problems) for name, owner in cls.owners().items()}
-        return cls(**parts, given=frozenset(given), program=program)
+        given = command_line.read(argv, list(cls.owners().values()), problems)
+        more: Any = {"sources": given.sources, "later": {r.flag: r.field.metadata["choices"] for r in known.rows()}}
+        parts = {
+            name: owner(**flags.convert(flags.hinted(owner), given.values, problems, **more))
+            for name, owner in cls.owners().items()
+        }
+        others = [(r.field, r.hint) for r in cls.known_rows()]
+        attributes = given.attributes | flags.convert(others, given.values, problems, **more)
+        return cls(
+            **parts, sources=given.sources, passthrough=given.passthrough, attributes=attributes, program=program
+        )
+
+    @classmethod
+    def known_rows(cls) -> list[known.Row]:
+        """The flags that launch scripts use and that are no settings."""
+        return known.rows_outside(
+            flags.flag_name(f) for owner in cls.owners().values() for f in flags.flag_fields(owner)
+        )
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of the settings that the user set."""
+        return frozenset(f.name for owner in self.owners().values() for f in fields(owner)) & self.sources.keys()
+
+    def parts(self) -> list[Any]:
+        """One instance of each owner's settings."""
+        return [getattr(self, name) for name in self.owners()]
 
     # ---- sizes, derived
 
@@ -383,7 +429,9 @@ class Settings:
 
     def namespace(self, **more: Any) -> argparse.Namespace:
         """The flat ``args`` that users' hooks get, with the derived names that they read."""
-        flat: dict[str, Any] = {}
+        flat = {r.field.name: flags.default_of(r.field) for r in self.known_rows()}
+        flat |= {name.lstrip("-").replace("-", "_"): value for name, value in self.passthrough.items()}
+        flat.update(self.attributes)
         for name in self.owners():
             flat |= {f.name: getattr(getattr(self, name), f.name) for f in fields(getattr(self, name))}
         flat["eps_clip_high"] = self.train.eps_clip_high or self.train.eps_clip
@@ -397,5 +445,8 @@ class Settings:
     def to_json(self) -> str:
         """What ``settings.json`` of a run folder holds."""
         return json.dumps(
-            {n: asdict(getattr(self, n)) for n in self.owners()} | {"given": sorted(self.given)}, indent=2
+            {n: asdict(getattr(self, n)) for n in self.owners()}
+            | {"given": sorted(self.given), "passthrough": self.passthrough, "attributes": self.attributes},
+            indent=2,
+            default=str,
         )

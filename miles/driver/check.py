@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import miles.config.effects
 import miles.data.check
 import miles.engine.check
 import miles.rollout.check
 import miles.rollout.rm_hub.check
 import miles.train.check
 from miles.config import Problems, Settings
+from miles.driver.checkpoints import find_checkpoint
 from miles.engine.backends import has_accelerator
 
-ROOMS = (miles.data.check, miles.rollout.check, miles.rollout.rm_hub.check, miles.engine.check, miles.train.check)
+ROOMS = (
+    miles.config.effects,
+    miles.data.check,
+    miles.rollout.check,
+    miles.rollout.rm_hub.check,
+    miles.engine.check,
+    miles.train.check,
+)
 
 
 def check(settings: Settings, problems: Problems) -> None:
@@ -20,12 +30,46 @@ def check(settings: Settings, problems: Problems) -> None:
     for room in ROOMS:
         room.check(settings, problems)
     _check_intervals(settings, problems)
+    _check_folders(settings, problems)
     _warn_of_few_cores(settings, problems)
 
 
 def _check_intervals(settings: Settings, problems: Problems) -> None:
     if settings.eval.eval_interval is None and settings.eval.eval_prompt_data:
         problems.warn("--eval-prompt-data is given but --eval-interval is not: nothing will be evaluated")
+
+
+def _check_folders(settings: Settings, problems: Problems) -> None:
+    """What ``--load`` and ``--ref-load`` name can be read here, and leaves steps to train."""
+    load, reference = settings.checkpoint.load, settings.checkpoint.ref_load
+    foreign = [
+        (flag, path)
+        for flag, path in (("--load", load), ("--ref-load", reference))
+        if path is not None and _is_foreign(path)
+    ]
+    if foreign:
+        problems.add(
+            " and ".join(f"{flag} {path}" for flag, path in foreign), "",
+            "holds neither a checkpoint of miles nor a model in Hugging Face format",
+            "--hf-checkpoint with a model folder in Hugging Face format works, without this",
+        )  # fmt: skip
+    elif reference is not None:
+        problems.warn("--ref-load has no effect without a KL term: the run starts from --hf-checkpoint")
+    checkpoint, total = find_checkpoint(load), settings.rollout.num_rollout
+    if checkpoint is not None and total is not None and checkpoint.step >= total:
+        problems.add(
+            "--num-rollout", total, f"the checkpoint in --load {load} has trained {checkpoint.step} steps already",
+            f"{checkpoint.step + 1} or more works",
+        )  # fmt: skip
+
+
+def _is_foreign(path: str) -> bool:
+    """There is something, and it is neither a run's, a checkpoint of ours nor a Hugging Face model."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return folder.exists()
+    marks = ("config.json", "settings.json", "metrics.jsonl", "checkpoint.json", "step_*")
+    return any(folder.iterdir()) and not any(found for mark in marks for found in folder.glob(mark))
 
 
 def _warn_of_few_cores(settings: Settings, problems: Problems) -> None:

@@ -54,10 +54,11 @@ def find_checkpoint(load: str | None) -> Checkpoint | None:
     given = Path(load)
     for folder in (given, given / "checkpoints"):
         latest = folder / "latest"
-        step = folder / latest.read_text().strip() if latest.exists() else folder
-        description = step / "checkpoint.json"
-        if description.exists():
-            return Checkpoint(**(json.loads(description.read_text()) | {"folder": str(step)}))
+        named = [folder / latest.read_text().strip()] if latest.exists() else []
+        for step in [folder, *named, *sorted(folder.glob("step_*[0-9]"), reverse=True)]:
+            description = step / "checkpoint.json"
+            if description.exists():
+                return Checkpoint(**(json.loads(description.read_text()) | {"folder": str(step)}))
     return None
 
 

@@ -30,7 +30,7 @@ class RolloutSide(Protocol):
 
     async def busy_weights(self) -> frozenset[str]: ...
 
-    async def publish(self, weights: Weights) -> None: ...
+    async def publish(self, weights: Weights, steps_due: int) -> None: ...
 
     async def evaluate(self) -> Metrics: ...
 
@@ -78,6 +78,10 @@ class Schedule:
     def publishes_after(self, step: int) -> bool:
         return (step + 1) % self.publish_interval == 0 or step + 1 == self.total
 
+    def steps_until_publication(self, step: int) -> int:
+        """Training steps from ``step`` on, up to the next publication."""
+        return min(self.publish_interval - step % self.publish_interval, self.total - step)
+
     def evaluates_after(self, step: int) -> bool:
         if self.eval_interval is None:
             return False
@@ -108,7 +112,7 @@ class Ring:
     async def run(self) -> None:
         """Runs every step. Raises the first failure of either side."""
         schedule = self._schedule
-        await self._publish()
+        await self._publish(schedule.start)
         if schedule.eval_interval is not None and schedule.eval_before and schedule.start == 0:
             await self._evaluate(0)
         for step in range(schedule.start, schedule.total):
@@ -125,7 +129,7 @@ class Ring:
         await self._rollouts.commit()
         committed = now()
         if self._schedule.publishes_after(step):
-            await self._publish()
+            await self._publish(step + 1)
         published = now()
         if self._schedule.saves_after(step):
             await self._save(step)
@@ -143,10 +147,10 @@ class Ring:
         if self._schedule.evaluates_after(step):
             await self._evaluate(step + 1)
 
-    async def _publish(self) -> None:
+    async def _publish(self, next_step: int) -> None:
         self._watcher.doing("publishing")
         weights = await self._trainer.write_weights(self.version + 1, await self._rollouts.busy_weights())
-        await self._rollouts.publish(weights)
+        await self._rollouts.publish(weights, self._schedule.steps_until_publication(next_step))
         self.version = weights.version
 
     async def _evaluate(self, step: int) -> None:

@@ -76,8 +76,8 @@ def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder
         folder = RunFolder(home)
     else:
         folder = RunFolder.open(Path(settings.run.run_dir), settings.run.run_name)
-    if checkpoint is not None:
-        folder.go_back_to(checkpoint.step)
+    if checkpoint is not None or settings.checkpoint.load is not None:
+        folder.go_back_to(checkpoint.step if checkpoint else 0)
     elif folder.last_step is not None:
         raise SettingsError(
             [f"--run-name {folder.name}: {folder.path} holds a run; another name works, or --load {folder.path}"]
@@ -88,12 +88,11 @@ def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder
 async def _run(settings: Settings, observer: Observer, home: Path, checkpoint: Checkpoint | None, total: int) -> None:
     checkpoints = CheckpointFolder(Path(settings.checkpoint.save) if settings.checkpoint.save else home / "checkpoints")
     watch = Watch(observer, settings)
-    actors = RunActors(
-        settings, logs=home / "logs", total_steps=total, resume_from=checkpoint.folder if checkpoint else None
-    )
+    steps = range(checkpoint.step if checkpoint else 0, total)
+    actors = RunActors(settings, logs=home / "logs", steps=steps, resume_from=checkpoint.folder if checkpoint else None)
     schedule = Schedule(
-        start=checkpoint.step if checkpoint else 0,
-        total=total,
+        start=steps.start,
+        total=steps.stop,
         version=checkpoint.version - 1 if checkpoint else 0,
         publish_interval=settings.engine.update_weights_interval,
         eval_interval=settings.eval.eval_interval,

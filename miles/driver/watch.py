@@ -17,6 +17,7 @@ HELD_BY: dict[str, HeldBy] = {
     "ahead": "credit",
     "buffer": "buffer",
     "evaluation": "evaluation",
+    "weights": "engines",
 }
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from miles.config import Settings
 from miles.config.settings import EngineSettings
@@ -37,7 +37,8 @@ class Backend:
     """An inference server.
 
     ``weights``: the kinds of `miles.types.Weights` that it loads, best first. ``start_timeout_s``: seconds it may take
-    to start, where the user says nothing. ``module``: what the interpreter of the engines must have.
+    to start, where the user says nothing. ``module``: what the interpreter of the engines must have. ``flags``: how the flags
+    start that are the server's own.
     """
 
     name: str
@@ -46,6 +47,21 @@ class Backend:
     weights: tuple[str, ...]
     start_timeout_s: float
     module: str | None = None
+    flags: str | None = None
+
+    @property
+    def uses_gpus(self) -> bool:
+        """The embedded engine computes on the CPU, whatever is there."""
+        return self.module is not None
+
+    def passed_on(self, passthrough: Mapping[str, Any]) -> list[str]:
+        """The server's own flags, as its command line has them: ``--sglang-X 1`` becomes ``--X 1``."""
+        words: list[str] = []
+        for name, value in passthrough.items():
+            if self.flags is not None and name.startswith(self.flags):
+                words.append("--" + name.removeprefix(self.flags))
+                words += [] if value is True else [value] if isinstance(value, str) else value
+        return words
 
 
 def _as_it_is(transport: Transport) -> Transport:
@@ -56,7 +72,7 @@ BACKENDS = {
     b.name: b
     for b in (
         Backend("local", local.launch, _as_it_is, ("shm", "disk"), 120.0),
-        Backend("sglang", sglang.launch, sglang.SglangTransport, ("disk",), 1800.0, "sglang"),
+        Backend("sglang", sglang.launch, sglang.SglangTransport, ("disk",), 1800.0, "sglang", "--sglang-"),
         Backend("vllm", vllm.launch, vllm.VllmTransport, ("disk",), 1800.0, "vllm"),
     )
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from miles.config import Problems, Settings
-from miles.engine.backends import BACKENDS, Backend, backend_of, has_accelerator, why_not_importable
-from miles.engine.launch import interpreter
+from miles.engine.backends import BACKENDS, Backend, backend_of, has_accelerator, weights_kind, why_not_importable
+from miles.engine.launch import interpreter, model_context
 
 
 def check(settings: Settings, problems: Problems) -> None:
@@ -15,7 +15,10 @@ def check(settings: Settings, problems: Problems) -> None:
     backend = backend_of(engine)
     if backend.module is not None:
         _check_server(settings, backend, backend.module, problems)
-    elif engine.engine_python is not None:
+    idle = [n for n in settings.passthrough if backend.flags is None or not n.startswith(backend.flags)]
+    if idle:
+        problems.warn(f"no effect on the {backend.name} engine and its router: {', '.join(idle)}")
+    if backend.module is None and engine.engine_python is not None:
         problems.warn(
             f"--engine-python {engine.engine_python} has no effect: the local engine runs in this interpreter"
         )
@@ -32,13 +35,33 @@ def check(settings: Settings, problems: Problems) -> None:
             f"is not a multiple of --rollout-num-gpus-per-engine {per_engine}",
             f"{max(1, gpus // per_engine) * per_engine} works",
         )  # fmt: skip
-    context = settings.sampling.rollout_max_context_len
+    if settings.train.actor_num_nodes > 1 and weights_kind(engine, backend) != "disk":
+        problems.add(
+            "--actor-num-nodes", settings.train.actor_num_nodes, "weights go through the shared memory of one machine",
+            "1 works, or --update-weight-transfer-mode disk with --update-weight-disk-dir on a shared filesystem",
+        )  # fmt: skip
+    _check_context(settings, problems)
+
+
+def _check_context(settings: Settings, problems: Problems) -> None:
+    engine, sampling = settings.engine, settings.sampling
+    longest = model_context(settings.model.hf_checkpoint)
+    for flag, value in (
+        ("--rollout-max-context-len", sampling.rollout_max_context_len),
+        ("--rollout-max-response-len", sampling.rollout_max_response_len),
+        ("--eval-max-response-len", settings.eval.eval_max_response_len),
+    ):
+        if longest is not None and value is not None and value > longest:
+            problems.add(flag, value, f"the model's max_position_embeddings is {longest}", f"{longest} or less works")
+    context = sampling.rollout_max_context_len
     total = engine.sglang_max_total_tokens
     if context is not None and total is not None and total < context:
         problems.add(
             "--sglang-max-total-tokens", total,
             f"one request may need --rollout-max-context-len {context} tokens of KV cache", f"{context} or more works",
         )  # fmt: skip
+    if engine.update_weight_disk_dir is not None and weights_kind(engine, backend_of(engine)) != "disk":
+        problems.warn("--update-weight-disk-dir has no effect without --update-weight-transfer-mode disk")
 
 
 def _check_server(settings: Settings, backend: Backend, module: str, problems: Problems) -> None:

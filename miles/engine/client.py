@@ -18,6 +18,7 @@ from miles.errors import EngineFailed, EngineRefused, EngineUnreachable
 from miles.types import VersionSpan
 
 REPEATED_STATUS = frozenset({502, 503, 504})
+BROKEN_CONNECTIONS = 3
 
 
 def backoff(first_s: float = 0.1, most_s: float = 5.0) -> Iterator[float]:
@@ -76,14 +77,23 @@ class EngineClient:
         return _body(await self.forward(path, payload, routing_key=routing_key), path)
 
     async def forward(self, path: str, payload: Any, *, routing_key: str | None = None) -> Reply:
-        """The engine's reply, good or bad, once repeating has ended. Raises `NoEngine`."""
+        """The engine's reply, good or bad, once repeating has ended.
+
+        Raises `NoEngine`, and `EngineFailed` where the connection broke again and again: the request may be what kills.
+        """
+        broken = 0
         for delay in backoff():
             async with self.table.lease(routing_key) as engine:
                 try:
                     reply = await self._transport.request("POST", engine.url + path, payload)
+                    bad = f"{path} answered {reply.status}: {_said(reply.body)[:500]}" if reply.status >= 500 else None
+                    self.table.report(engine.url, bad)
                     if reply.status not in REPEATED_STATUS:
                         return reply
                 except EngineUnreachable as error:
+                    broken += not engine.fixed
+                    if broken == BROKEN_CONNECTIONS:
+                        raise EngineFailed(f"the connection broke {broken} times; the last time: {error}") from error
                     self.table.set_aside(engine.url, str(error))
             await asyncio.sleep(delay)
         raise AssertionError("backoff never ends")
@@ -123,8 +133,13 @@ def parse_generation(body: Any, submit_version: int | None) -> Generation:
     An aborted reply may lack log-probs and tokens altogether. Raises `EngineFailed` where ids and log-probs don't
     belong together or a log-prob is not finite.
     """
-    if not isinstance(body, dict) or not isinstance(body.get("meta_info"), dict):
-        raise EngineFailed(f"unusable reply, no meta_info: {str(body)[:200]}")
+    try:
+        return _parse(body, submit_version)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise EngineFailed(f"unusable reply ({type(error).__name__}: {error}): {str(body)[:200]}") from error
+
+
+def _parse(body: Any, submit_version: int | None) -> Generation:
     meta = body["meta_info"]
     entries = meta.get("output_token_logprobs") or []
     log_probs, ids = [float(e[0]) for e in entries], [int(e[1]) for e in entries]

@@ -35,7 +35,7 @@ class Gateway:
         app.router.add_get("/list_workers", self._list_workers)
         app.router.add_get("/model_info", self._model_info)
         app.router.add_post("/{path:.*}", self._forward)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port)
         await site.start()

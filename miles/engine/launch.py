@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from miles.config.settings import EngineSettings
 
@@ -41,3 +43,12 @@ def interpreter(engine: EngineSettings) -> str:
     """The Python that runs the engines: ``--engine-python`` as an absolute path, or this one."""
     python = engine.engine_python
     return sys.executable if python is None else os.path.abspath(shutil.which(python) or python)
+
+
+def model_context(model: str | None) -> int | None:
+    """The longest sequence that the model's config allows; None where it doesn't say."""
+    config = Path(model or "", "config.json")
+    if not model or not config.is_file():
+        return None
+    length = json.loads(config.read_text()).get("max_position_embeddings")
+    return int(length) if length else None

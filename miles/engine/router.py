@@ -17,6 +17,7 @@ from miles.errors import NoEngine
 from miles.loops import Changes
 
 STICKY_KEYS = 100_000
+FAILURES_IN_A_ROW = 3
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Engine:
     fixed: bool = False
     aside: str | None = "not started"
     running: int = 0
+    failures: int = 0
 
 
 class RoutingTable:
@@ -74,9 +76,17 @@ class RoutingTable:
         """The engine answers and holds the weights of ``version``."""
         engine = self.engines.get(url)
         if engine is not None:
-            engine.aside, engine.version = None, version
+            engine.aside, engine.version, engine.failures = None, version, 0
             self._first_cause = None
             self.changes.notify()
+
+    def report(self, url: str, failure: str | None) -> None:
+        """An engine answered, well (None) or not; three bad answers in a row set it aside."""
+        engine = self.engines.get(url)
+        if engine is not None:
+            engine.failures = engine.failures + 1 if failure else 0
+            if failure and engine.failures >= FAILURES_IN_A_ROW:
+                self.set_aside(url, failure)
 
     def routed(self) -> list[Engine]:
         return [e for e in self.engines.values() if e.aside is None]

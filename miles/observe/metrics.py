@@ -28,7 +28,7 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """What a batch of groups looked like when its training step started at weight ``version``.
 
-    ``max_response_len`` (tokens) tells truncation only where a hook left no status. Raises ValueError for a reward
+    ``max_response_len`` (tokens) tells truncation only where a hook left no status. Raises RewardFailed for a reward
     object that ``reward_key`` doesn't fit.
     """
     rollouts = [rollout for group in groups for rollout in rollouts_of(group)]
@@ -53,7 +53,7 @@ def eval_metrics(
     """Accuracy of one evaluation set, with pass@k for k = 1, 2, 4, ... up to the samples that every prompt has.
 
     What has no reward isn't a wrong answer: it is left out, and ``eval/{name}-none_reward_ratio`` says how much. Raises
-    ValueError for a reward object that ``reward_key`` doesn't fit.
+    RewardFailed for a reward object that ``reward_key`` doesn't fit.
     """
     rollouts = [rollout for group in groups for rollout in rollouts_of(group)]
     if not rollouts:
@@ -111,26 +111,14 @@ def rollouts_of(group: Group) -> list[Rollout]:
 
 
 def rollout_reward(rollout: Rollout, reward_key: str | None) -> float | None:
-    """Mean reward of a rollout's rows, None where no row has one. Raises ValueError where ``reward_key`` doesn't fit."""
-    known = [reward for row in rollout if (reward := _row_reward(row, reward_key)) is not None]
+    """Mean reward of a rollout's rows, None where no row has one. Raises RewardFailed where ``reward_key`` doesn't fit."""
+    known = [reward for row in rollout if (reward := row.reward_value(reward_key)) is not None]
     return fmean(known) if known else None
 
 
 def _scored(group: Group, reward_key: str | None) -> list[float]:
     rewards = [rollout_reward(rollout, reward_key) for rollout in rollouts_of(group)]
     return [reward for reward in rewards if reward is not None]
-
-
-def _row_reward(row: Sample, reward_key: str | None) -> float | None:
-    reward = row.reward
-    if isinstance(reward, dict):
-        if reward_key not in reward:
-            keys = ", ".join(map(str, reward))
-            raise ValueError(
-                f"--reward-key {reward_key}: the reward of sample {row.index} is an object; its keys: {keys}"
-            )
-        reward = reward[reward_key]
-    return None if reward is None else float(reward)
 
 
 def is_truncated(rollout: Rollout, max_response_len: int | None) -> bool:

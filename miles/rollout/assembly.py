@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from miles.config import Settings
@@ -11,10 +12,12 @@ from miles.engine.router import RoutingTable
 from miles.engine.wire import Transport
 from miles.hooks import load_function
 from miles.rollout.admission import Bounds
+from miles.rollout.base_types import GenerateFnInput, GenerateFnOutput
 from miles.rollout.data_buffer import DataBuffer
 from miles.rollout.evaluation import EvalSet, Evaluator
-from miles.rollout.feed import Feed, FunctionFeed, WorkerFeed
+from miles.rollout.feed import Feed, WorkerFeed
 from miles.rollout.filter_hub.base_types import call_dynamic_filter
+from miles.rollout.function_feed import FunctionFeed
 from miles.rollout.generate_hub import single_turn
 from miles.rollout.generation import Encode, Generate, GenerateState, adapt_generate
 from miles.rollout.ledger import Ledger
@@ -87,9 +90,18 @@ def make_worker_feed(
 
 
 def make_generate(settings: Settings) -> Generate:
-    """The user's generate function, else the single-turn one."""
-    path = settings.rollout.custom_generate_function_path
-    return adapt_generate(load_function(path), path) if path else single_turn.generate
+    """The sample's own generate function, else the run's, else the single-turn one."""
+    run_path = settings.rollout.custom_generate_function_path
+
+    @cache
+    def of(path: str | None) -> Generate:
+        return adapt_generate(load_function(path), path) if path else single_turn.generate
+
+    async def generate(given: GenerateFnInput) -> GenerateFnOutput:
+        return await of(given.sample.generate_function_path or run_path)(given)
+
+    of(run_path)
+    return generate
 
 
 def assemble(
@@ -102,11 +114,11 @@ def assemble(
     scoring: Scoring,
     eval_sets: Sequence[EvalSet] = (),
     tokenizer: Any = None,
-    total_steps: int,
+    steps: range,
     **args: Any,
 ) -> Rollouts:
-    """The rollout side of a run. ``args`` are added to the namespace that hooks get (the router's address)."""
-    versions = Versions(interval=settings.engine.update_weights_interval)
+    """The rollout side of a run that trains ``steps``; ``args`` are added to the namespace that hooks get."""
+    versions = Versions()
     ledger = Ledger(window=LENGTH_BIAS_BATCHES * (settings.rollout.rollout_batch_size or 1))
     state = GenerateState(settings.namespace(**args), client, versions, encode, tokenizer)
     evaluator = Evaluator(
@@ -124,10 +136,17 @@ def assemble(
     if settings.mode == "function":
         path = settings.rollout.rollout_function_path or ""
         feed = FunctionFeed(
-            load_function(path), path, state.args, source, ledger, versions,
-            ahead=settings.program == "train_async", interval=settings.engine.update_weights_interval,
-            total_steps=total_steps,
-        )  # fmt: skip
+            load_function(path),
+            path,
+            state.args,
+            source,
+            ledger,
+            versions,
+            batch_groups=settings.rollout.rollout_batch_size or 1,
+            ahead=settings.program == "train_async",
+            interval=settings.engine.update_weights_interval,
+            total_steps=steps.stop,
+        )
     else:
         feed = make_worker_feed(
             settings,
@@ -136,7 +155,7 @@ def assemble(
             scoring=scoring,
             ledger=ledger,
             versions=versions,
-            steps=total_steps,
+            steps=len(steps),
         )
     return Rollouts(
         feed=feed, client=client, publisher=publisher, evaluator=evaluator, ledger=ledger, versions=versions

@@ -13,6 +13,7 @@ def check(settings: Settings, problems: Problems) -> None:
     if settings.rollout.rollout_batch_size is None:
         problems.add("--rollout-batch-size", None, "prompts per training step are needed", "for example 32 works")
     _check_schedule(settings, problems)
+    _check_sampling(settings, problems)
     _check_mode(settings, problems)
     _check_hooks(settings, problems)
 
@@ -31,10 +32,10 @@ def _check_schedule(settings: Settings, problems: Problems) -> None:
             f"{rollout.async_data_buffer_capacity_factor:g} x {batch} groups rounds down to a buffer of 0",
             f"{1 / batch:.3g} works",
         )  # fmt: skip
-    elif batch is not None and settings.buffer_groups + settings.slots // n < batch:
+    elif batch is not None and max(settings.buffer_groups, settings.slots // n) < batch:
         problems.add(
             "--async-data-buffer-capacity-factor", rollout.async_data_buffer_capacity_factor,
-            f"{settings.buffer_groups} groups in the buffer and {settings.slots // n} running never make a batch of {batch}",
+            f"{settings.buffer_groups} groups waiting and {settings.slots // n} running: a batch of {batch} may never fill",
             "1 works",
         )  # fmt: skip
     for flag, value in (
@@ -45,8 +46,24 @@ def _check_schedule(settings: Settings, problems: Problems) -> None:
             problems.add(flag, value, "must not be negative", "0 or more works")
     if rollout.max_weight_staleness is not None and not settings.fully_async:
         problems.warn(f"--max-weight-staleness bounds fully-async training only; this run is {settings.mode}")
+    if n == 1 and settings.train.advantage_estimator == "grpo" and settings.train.rewards_normalization:
+        problems.warn("--n-samples-per-prompt 1: a sample alone in its group has advantage 0, so nothing is learned")
     if settings.sampling.rollout_max_response_len is None and settings.sampling.rollout_max_context_len is None:
         problems.add("--rollout-max-response-len", None, "nothing bounds a response", "for example 1024 works")
+
+
+def _check_sampling(settings: Settings, problems: Problems) -> None:
+    sampling, evaluation = settings.sampling, settings.eval
+    for flag, value in (("--rollout-top-p", sampling.rollout_top_p), ("--eval-top-p", evaluation.eval_top_p)):
+        if value is not None and not 0 < value <= 1:
+            problems.add(flag, value, "is no share of probability", "above 0 and up to 1 works")
+    for flag, count in (("--rollout-top-k", sampling.rollout_top_k), ("--eval-top-k", evaluation.eval_top_k)):
+        if count is not None and count != -1 and count < 1:
+            problems.add(flag, count, "keeps no token", "1 or more works, or -1 for all")
+    if evaluation.eval_temperature is not None and evaluation.eval_temperature < 0:
+        problems.add(
+            "--eval-temperature", evaluation.eval_temperature, "must not be negative", "0 (greedy) or more works"
+        )
 
 
 def _check_mode(settings: Settings, problems: Problems) -> None:

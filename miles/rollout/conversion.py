@@ -13,11 +13,14 @@ from miles.types import FinishedGroup, Sample, iter_samples
 RolloutBatch = dict[str, Any]
 
 
-def to_train_data(groups: Sequence[FinishedGroup], reward_key: str | None) -> RolloutBatch:
+def to_train_data(
+    groups: Sequence[FinishedGroup], reward_key: str | None, rewards: Sequence[float | None] | None = None
+) -> RolloutBatch:
     """Columns with one entry per sample; samples of a group are contiguous and share a ``group_ids`` entry.
 
     tokens int32 [prompt + response], loss_masks uint8 [response], rollout_log_probs float32 [response], raw_reward
-    float or None. Raises `TrainerError` naming the sample whose arrays don't fit together.
+    float or None, and, where they are given, the rewards of a post-process hook, which are trained as they are. Raises
+    `TrainerError` naming the sample whose arrays don't fit together, `RewardFailed` for a reward that holds no number.
     """
     batch: RolloutBatch = {name: [] for name in _COLUMNS}
     for group in groups:
@@ -25,6 +28,8 @@ def to_train_data(groups: Sequence[FinishedGroup], reward_key: str | None) -> Ro
             for name, value in _row(sample, reward_key).items():
                 batch[name].append(value)
             batch["group_ids"].append(group.issue_id)
+    if rewards is not None:
+        batch["rewards"] = list(rewards)
     return batch
 
 
@@ -45,13 +50,12 @@ def _row(sample: Sample, reward_key: str | None) -> dict[str, Any]:
             f"sample {sample.index} has no rollout_log_probs: a generate function must fill them in, one per response token"
         )
     mask = np.ones(length, np.uint8) if sample.loss_mask is None else np.asarray(sample.loss_mask, np.uint8)
-    reward = sample.reward[reward_key] if reward_key and isinstance(sample.reward, dict) else sample.reward
     return {
         "tokens": np.asarray(sample.tokens, np.int32),
         "response_lengths": length,
         "loss_masks": np.zeros_like(mask) if sample.remove_sample else mask,
         "rollout_log_probs": np.asarray(sample.rollout_log_probs, np.float32),
-        "raw_reward": None if reward is None else float(reward),  # type: ignore[arg-type]
+        "raw_reward": sample.reward_value(reward_key),
         "truncated": int(sample.status is Sample.Status.TRUNCATED),
         "sample_indices": sample.index,
         "rollout_ids": sample.index if sample.rollout_id is None else sample.rollout_id,

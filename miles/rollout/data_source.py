@@ -7,12 +7,13 @@ gives back is drawn again before new rows.
 from __future__ import annotations
 
 from collections import deque
+from copy import deepcopy
 from typing import Any, Protocol
 
 from miles.config import Settings
 from miles.data.prompts import Prompt, PromptSource
 from miles.rollout.evaluation import EvalSet
-from miles.types import Sample
+from miles.types import Sample, iter_samples
 
 
 class DataSource(Protocol):
@@ -32,7 +33,6 @@ class RolloutDataSourceWithBuffer:
         self.dataset = prompts
         self.buffer: deque[list[Sample]] = deque()
         self._group_size = group_size
-        self._next_group = 0
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RolloutDataSourceWithBuffer:
@@ -52,9 +52,7 @@ class RolloutDataSourceWithBuffer:
         return [self.buffer.popleft() if self.buffer else self._new_group() for _ in range(num_samples)]
 
     def _new_group(self) -> list[Sample]:
-        number, self._next_group = self._next_group, self._next_group + 1
-        prompt = self.dataset.next_prompt()
-        return fresh_samples(prompt, number, number * self._group_size, self._group_size)
+        return fresh_samples(self.dataset.next_prompt(), self._group_size)
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
         """Takes groups back; they are drawn again, in this order, before new rows."""
@@ -69,38 +67,28 @@ class RolloutDataSourceWithBuffer:
     # ---- checkpoints
 
     def state(self, open_prompts: list[list[Sample]]) -> dict[str, Any]:
-        """The cursor, and every prompt that was drawn and not trained, as JSON values."""
+        """The cursor and the number of every prompt that was drawn and not trained, as JSON values."""
         waiting = [*open_prompts, *self.buffer]
-        return {
-            "cursor": self.dataset.state_dict(),
-            "next_group": self._next_group,
-            "open": [[_as_prompt(s) for s in group] for group in waiting],
-        }
+        return {"cursor": self.dataset.state_dict(), "open": [group[0].group_index for group in waiting]}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`: the open prompts come first."""
+        """Goes on from `state`: the open prompts come first, drawn again from their rows."""
         self.dataset.load_state_dict(state["cursor"])
-        self._next_group = state["next_group"]
-        self.buffer = deque([Sample(**s) for s in group] for group in state["open"])
+        self.buffer = deque(fresh_samples(self.dataset.prompt(number), self._group_size) for number in state["open"])
 
 
-def fresh_samples(prompt: Prompt, number: int, first_index: int, count: int) -> list[Sample]:
-    """``count`` samples of one prompt, none of them sharing anything mutable."""
+def fresh_samples(prompt: Prompt, count: int) -> list[Sample]:
+    """``count`` samples of one prompt, numbered after its draw, none of them sharing anything mutable."""
     return [
         Sample(
-            group_index=number,
-            index=first_index + i,
-            prompt=prompt.prompt if isinstance(prompt.prompt, str) else [dict(m) for m in prompt.prompt],
+            group_index=prompt.id,
+            index=prompt.id * count + i,
+            prompt=deepcopy(prompt.prompt),
             label=prompt.label,
-            metadata=dict(prompt.metadata),
+            metadata=deepcopy(prompt.metadata),
         )
         for i in range(count)
     ]
-
-
-def _as_prompt(sample: Sample) -> dict[str, Any]:
-    names = ("group_index", "index", "prompt", "label", "metadata")
-    return {name: getattr(sample, name) for name in names}
 
 
 def eval_sets(settings: Settings) -> list[EvalSet]:
@@ -115,9 +103,9 @@ def eval_sets(settings: Settings) -> list[EvalSet]:
             seed=0,
             shuffle=False,
         )
-        count, groups = settings.eval.n_samples_per_eval_prompt, []
-        for number in range(prompts.rows):
-            used += count
-            groups.append(fresh_samples(prompts.next_prompt(), number, -used, count))
+        groups = [fresh_samples(p, settings.eval.n_samples_per_eval_prompt) for p in prompts.take(prompts.rows)]
+        for sample in iter_samples(groups):
+            used += 1
+            sample.index = -used
         sets.append(EvalSet(name, groups))
     return sets

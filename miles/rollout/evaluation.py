@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from miles.errors import EngineFailed, EngineRefused, HookError, RewardFailed
-from miles.loops import Changes
 from miles.rollout.base_types import GenerateFnInput
 from miles.rollout.generation import Generate, GenerateState, sampling_seed
 from miles.rollout.scoring import Scoring
@@ -51,8 +51,7 @@ class Evaluator:
 
     async def run(self) -> dict[str, list[Group]]:
         """The scored groups of every set. A sample that fails past its budget comes back FAILED, without a reward."""
-        self._free = self._slots
-        self._changes = Changes()
+        self._free = asyncio.Semaphore(self._slots)
         async with asyncio.TaskGroup() as samples:
             tasks = {
                 s.name: [[samples.create_task(self._sample(x)) for x in group] for group in s.groups]
@@ -61,17 +60,12 @@ class Evaluator:
         return {name: [[t.result() for t in group] for group in groups] for name, groups in tasks.items()}
 
     async def _sample(self, prototype: Sample) -> Sample:
-        await self._changes.wait_until(lambda: self._free > 0)
-        self._free -= 1
-        try:
+        async with self._free:
             return await self._attempts(prototype)
-        finally:
-            self._free += 1
-            self._changes.notify()
 
     async def _attempts(self, prototype: Sample) -> Sample:
         for attempt in range(self._budget + 1):
-            sample = Sample.from_dict(prototype.to_dict())
+            sample = deepcopy(prototype)
             sample.submit_version = self._state.version
             seed = sampling_seed(self._seed, sample.index, attempt)
             given = GenerateFnInput(self._state, sample, self._params | {"sampling_seed": seed}, evaluation=True)
@@ -86,6 +80,6 @@ class Evaluator:
                 break
             except (TimeoutError, EngineFailed, HookError, RewardFailed):
                 continue
-        failed = Sample.from_dict(prototype.to_dict())
+        failed = deepcopy(prototype)
         failed.status = Sample.Status.FAILED
         return failed

@@ -14,6 +14,7 @@ import urllib.request
 from argparse import Namespace
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -36,6 +37,8 @@ from miles.types import Group, iter_samples
 
 VERSION_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 10.0
+UNKNOWN_VERSION = 1
+"""What counts as the version while the router names none: the one that any generation starts with."""
 
 
 def group_oldest_weight_version(group: Group) -> int | None:
@@ -85,6 +88,8 @@ class AsyncRolloutWorker:
         from transformers import AutoTokenizer
 
         settings = Settings.from_namespace(self.args)
+        own = replace(settings.rollout, fully_async=True, rollout_function_path=None)
+        settings = replace(settings, rollout=own)
         data = settings.data
         tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
         encoder = PromptEncoder(tokenizer, data.apply_chat_template, data.apply_chat_template_kwargs)
@@ -94,7 +99,7 @@ class AsyncRolloutWorker:
         self._rewards = Rewards(
             self.args, ProcessScorer(processes=reward.reward_processes, timeout_s=reward.reward_timeout_s)
         )
-        versions = Versions(interval=settings.engine.update_weights_interval)
+        versions = Versions()
         return make_worker_feed(
             settings,
             source=source,
@@ -116,7 +121,7 @@ class AsyncRolloutWorker:
     def start(self) -> None:
         """Starts generating on the process's loop. Twice is fine."""
         if self._runs_itself and not self.running:
-            self.feed.raise_version(self._version.get(self.args, fresh=True) or 0)
+            self.feed.raise_version(self._version.get(self.args, fresh=True) or UNKNOWN_VERSION)
             self._future = asyncio.run_coroutine_threadsafe(self.continuous_worker_loop(), loops.loop())
         self.running = True
 
@@ -126,7 +131,7 @@ class AsyncRolloutWorker:
         self.running = False
         if future is not None:
             loops.loop().call_soon_threadsafe(self._stopping.set)
-            with suppress(WorkerDied):
+            with suppress(WorkerDied, TimeoutError):
                 future.result(STOP_TIMEOUT_S)
 
     async def continuous_worker_loop(self) -> None:
@@ -149,21 +154,27 @@ class AsyncRolloutWorker:
         return self.feed.buffered
 
     def get_completed_groups(self) -> list[tuple[int, Group]]:
-        """Every finished group with its number, oldest first; they leave the buffer."""
+        """Every finished group with its number, in issue order; they leave the buffer. Raises what stopped generation."""
+
+        version = self._version.get(self.args) if self._runs_itself else None
 
         async def take() -> list[tuple[int, Group]]:
+            self._train_what_was_taken(version)
             return [(g.issue_id, g.samples) for g in self.feed.take_nowait(self.feed.buffered)]
 
         return loops.run(take())
 
-    async def wait_for_batch(self, step: int, version: int | None) -> list[Group]:
-        """The groups of one step; what the last call gave counts as trained now. Raises what stopped generation."""
+    def _train_what_was_taken(self, version: int | None) -> None:
+        """Outside a ring nobody says when a step ends: what was taken counts as trained with the next take."""
         if self._runs_itself:
             if self._taken:
                 self.feed.commit()
-            if version is not None:
-                self.feed.raise_version(version)
+            self.feed.raise_version(version or UNKNOWN_VERSION)
             self._taken = True
+
+    async def wait_for_batch(self, step: int, version: int | None) -> list[Group]:
+        """The groups of one step. Raises what stopped generation."""
+        self._train_what_was_taken(version)
         return [g.samples for g in await self.feed.take(step)]
 
 

@@ -14,19 +14,32 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from miles.types import Sample, iter_samples
+from miles.types import Group, Sample, iter_samples
 
 Place = Literal["issued", "finished", "taken"]
 
 
 @dataclass(eq=False)
 class OpenGroup:
-    """A prompt that was issued and is neither trained nor given up. ``attempts`` counts how often it was issued again."""
+    """A prompt that was issued and is neither trained nor given up.
+
+    ``prompts`` are its samples as they are issued, ``results`` what generation made of them (siblings may be lists, lost
+    ones missing); ``attempts`` counts how often each sample was started.
+    """
 
     issue_id: int
-    samples: list[Sample]
+    prompts: list[Sample]
+    results: Group = field(default_factory=list)
     place: Place = "issued"
-    attempts: int = 0
+    attempts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.attempts = [0] * len(self.prompts)
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens that were sampled for it."""
+        return tokens_of(self.results or self.prompts)
 
 
 @dataclass(frozen=True)
@@ -58,27 +71,34 @@ class Ledger:
         self._finished_lengths: deque[float] = deque(maxlen=self.window)
         self._trained_lengths: deque[float] = deque(maxlen=self.window)
 
-    def issue(self, samples: list[Sample]) -> OpenGroup:
-        group = OpenGroup(self._next_id, samples)
+    def issue(self, prompts: list[Sample]) -> OpenGroup:
+        group = OpenGroup(self._next_id, prompts)
         self._next_id += 1
         self._open[group.issue_id] = group
         self._untaken += 1
         return group
 
-    def finish(self, group: OpenGroup, samples: list[Sample]) -> None:
+    def finish(self, group: OpenGroup, results: Group) -> None:
         """The group has all its rewards and waits to be trained."""
-        group.place, group.samples = "finished", samples
-        self._finished_lengths.append(_mean_length(samples))
+        group.place, group.results = "finished", results
+        self._finished_lengths.append(group.tokens / max(1, len(results)))
 
     def reissue(self, issue_id: int) -> OpenGroup:
         """The group is sampled again from its prompt; what it had is wasted."""
         group = self._open[issue_id]
-        self._wasted_tokens += tokens_of(group.samples)
-        group.place = "issued"
-        group.attempts += 1
-        for sample in iter_samples(group.samples):
+        self._wasted_tokens += group.tokens
+        group.place, group.results = "issued", []
+        for sample in group.prompts:
             sample.reset_for_retry()
         return group
+
+    def has_attempts_left(self, issue_id: int, budget: int) -> bool:
+        """Whether every sample of the group may be started once more: ``budget`` attempts after the first."""
+        return all(n <= budget for n in self._open[issue_id].attempts)
+
+    def waste(self, tokens: int) -> None:
+        """Response tokens of an attempt that failed."""
+        self._wasted_tokens += tokens
 
     def take(self, issue_ids: Iterable[int]) -> None:
         """A training step has the groups now."""
@@ -91,7 +111,7 @@ class Ledger:
         """The optimizer step that took groups has ended: they are trained. Returns how many."""
         trained = [g for g in self._open.values() if g.place == "taken"]
         for group in trained:
-            self._trained_lengths.append(_mean_length(group.samples))
+            self._trained_lengths.append(group.tokens / max(1, len(group.results)))
             del self._open[group.issue_id]
         self._trained += len(trained)
         return len(trained)
@@ -101,7 +121,7 @@ class Ledger:
         group = self._open.pop(issue_id)
         self._untaken -= group.place != "taken"
         self._given_up[reason] += 1
-        self._wasted_tokens += tokens_of(group.samples)
+        self._wasted_tokens += group.tokens
 
     @property
     def outstanding(self) -> int:
@@ -118,7 +138,7 @@ class Ledger:
 
     def open_prompts(self) -> list[list[Sample]]:
         """The samples of every open group, in issue order: what a resumed run has to issue again."""
-        return [g.samples for _, g in sorted(self._open.items())]
+        return [g.prompts for _, g in sorted(self._open.items())]
 
     def place_of(self, issue_id: int) -> Place | None:
         group = self._open.get(issue_id)
@@ -139,10 +159,6 @@ class Ledger:
         )
 
 
-def tokens_of(samples: list[Sample]) -> int:
+def tokens_of(samples: Group) -> int:
     """Response tokens of a group."""
     return sum(s.response_length for s in iter_samples(samples))
-
-
-def _mean_length(samples: list[Sample]) -> float:
-    return tokens_of(samples) / max(1, len(samples))

@@ -86,10 +86,13 @@ class Rollouts:
         self.feed.changes.notify()
         return trained
 
-    async def publish(self, weights: Weights) -> None:
-        """Gives the engines new weights, then raises the version. Engines that fail to load them leave the routing."""
+    async def publish(self, weights: Weights, steps_due: int) -> None:
+        """Gives the engines new weights for ``steps_due`` training steps, then raises the version.
+
+        Engines that fail to load them leave the routing.
+        """
         await self._publisher.publish(weights)
-        self._versions.raise_to(weights.version)
+        self._versions.raise_to(weights.version, steps_due)
         self.feed.changes.notify()
 
     def busy_weights(self) -> frozenset[str]:

@@ -12,14 +12,13 @@ class Versions:
     have not ended yet.
     """
 
-    def __init__(self, *, interval: int) -> None:
+    def __init__(self) -> None:
         self.current = 0
         self.steps_due = 0
-        self._interval = interval
 
-    def raise_to(self, version: int) -> None:
-        """The engines have ``version`` now: the only place where the version rises."""
-        self.current, self.steps_due = version, self._interval
+    def raise_to(self, version: int, steps_due: int) -> None:
+        """The engines have ``version`` now, for ``steps_due`` training steps: the only place where the version rises."""
+        self.current, self.steps_due = version, steps_due
 
     def end_step(self) -> None:
         """A training step of the current version was committed."""

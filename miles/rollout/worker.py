@@ -123,6 +123,8 @@ class RolloutWorker:
 
     def verdict(self) -> Verdict | str:
         """May the next group start, and if not, what holds it back."""
+        if self._versions.current == 0:
+            return "weights"
         if self._paused:
             return "evaluation"
         rule = admission.may_retry if self._retries else admission.may_start
@@ -138,10 +140,9 @@ class RolloutWorker:
 
     def issue_again(self, issue_id: int) -> bool:
         """Samples a group anew, if it has attempts left; it starts before new prompts."""
-        group = self._ledger.reissue(issue_id)
-        if group.attempts > self._attempts.budget:
+        if not self._ledger.has_attempts_left(issue_id, self._attempts.budget):
             return False
-        self._retries.append(group)
+        self._retries.append(self._ledger.reissue(issue_id))
         self._changes.notify()
         return True
 
@@ -227,7 +228,7 @@ class RolloutWorker:
         first: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as siblings:
-                tasks = [siblings.create_task(self._sample(s, group, slots)) for s in group.samples]
+                tasks = [siblings.create_task(self._sample(i, group, slots)) for i in range(len(group.prompts))]
         except* SampleGivenUp as given_up:
             first = first_cause(given_up)
         if first is not None:
@@ -238,10 +239,10 @@ class RolloutWorker:
             raise next(r for r in results if isinstance(r, SampleGivenUp))
         return survivors
 
-    async def _sample(self, sample: Sample, group: OpenGroup, slots: _Slots) -> Any:
+    async def _sample(self, place: int, group: OpenGroup, slots: _Slots) -> Any:
         try:
             try:
-                result = await self._attempt_until_done(sample, group)
+                result = await self._attempt_until_done(place, group)
             finally:
                 if self._frees_by_sample:
                     slots.free_one()
@@ -253,30 +254,41 @@ class RolloutWorker:
                 return given_up
             raise
 
-    async def _attempt_until_done(self, sample: Sample, group: OpenGroup) -> Sample | list[Sample]:
+    async def _attempt_until_done(self, place: int, group: OpenGroup) -> Sample | list[Sample]:
+        """A generated sample, or its compact siblings. Raises `SampleGivenUp` past the budget."""
+        sample = group.prompts[place]
         reason, cause = "", None  # type: str, Exception | None
-        for attempt in range(self._attempts.budget + 1):
-            sample.submit_version = self._versions.current if sample.submit_version is None else sample.submit_version
-            sample.routing_key = sample.routing_key or f"group-{group.issue_id}"
-            seed = sampling_seed(self._seed, sample.index, group.attempts + attempt)
-            given = GenerateFnInput(self._state, sample, self._params | {"sampling_seed": seed})
+        while group.attempts[place] <= self._attempts.budget:
+            given = self._prepare(sample, group, group.attempts[place])
+            group.attempts[place] += 1
             try:
                 async with asyncio.timeout(self._attempts.timeout_s):
                     result = (await self._generate(given)).samples
             except TimeoutError as error:
                 reason, cause = "timeout", error
+                cause.args = (f"no response in {self._attempts.timeout_s:g} s (--rollout-sample-timeout-s)",)
             except EngineRefused as error:
                 raise SampleGivenUp("refused", error) from error
             except (EngineFailed, HookError) as error:
                 reason, cause = ("hook" if isinstance(error, HookError) else "engine"), error
             else:
                 parts = result if isinstance(result, list) else [result]
+                for part in parts:
+                    _stamp(part, sample)
                 if not any(s.status in UNFINISHED for s in parts):
                     return result
                 reason, cause = "aborted", None
             if not self._attempts.keeps_tokens:
+                self._ledger.waste(sample.response_length)
                 sample.reset_for_retry()
         raise SampleGivenUp(reason, cause)
+
+    def _prepare(self, sample: Sample, group: OpenGroup, attempt: int) -> GenerateFnInput:
+        if sample.submit_version is None:
+            sample.submit_version = self._versions.current
+        sample.routing_key = sample.routing_key or f"group-{group.issue_id}"
+        seed = sampling_seed(self._seed, sample.index, attempt)
+        return GenerateFnInput(self._state, sample, self._params | {"sampling_seed": seed})
 
     async def _score(self, samples: Sequence[Sample], *, group: bool) -> None:
         wanting = list(iter_samples(list(samples)))
@@ -314,3 +326,10 @@ class _Slots:
         if count:
             self._held -= count
             self._worker._hold(-count, 0 if self._held else -1)
+
+
+def _stamp(result: Sample, issued: Sample) -> None:
+    """Gives a sample that a hook built itself the identity and the submit version of the one that was issued."""
+    for name in ("group_index", "index", "submit_version"):
+        if getattr(result, name) is None:
+            setattr(result, name, getattr(issued, name))

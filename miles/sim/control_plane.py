@@ -121,6 +121,6 @@ class Simulation:
             encode=lambda prompt, tools: [ord(c) for c in str(prompt)] or [0],
             scoring=DirectScoring(self.reward, self.answer_s),
             eval_sets=self.eval_sets,
-            total_steps=self.settings.rollout.num_rollout or 0,
+            steps=range(self.settings.rollout.num_rollout or 0),
         )
         return self.rollouts

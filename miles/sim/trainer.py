@@ -62,8 +62,8 @@ class DirectRollouts:
     async def busy_weights(self) -> frozenset[str]:
         return self.inner.busy_weights()
 
-    async def publish(self, weights: Weights) -> None:
-        await self.inner.publish(weights)
+    async def publish(self, weights: Weights, steps_due: int) -> None:
+        await self.inner.publish(weights, steps_due)
 
     async def evaluate(self) -> dict[str, float]:
         self.evaluations.append(await self.inner.evaluate())

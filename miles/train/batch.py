@@ -27,7 +27,7 @@ from miles.train.normalisation import token_weights
 RolloutBatch = dict[str, Any]
 """Columns with one entry per sample: ``tokens`` (int, prompt and response), ``response_lengths``, ``loss_masks`` and
 ``rollout_log_probs`` (one entry per response token), ``raw_reward`` (float or None), ``group_ids``, ``rollout_ids``,
-``sample_indices``."""
+``sample_indices``. Where there are ``rewards`` (float or None), of a post-process hook, they are the advantages."""
 
 Rollout = tuple[int, int]
 """Group id and rollout id."""
@@ -75,14 +75,16 @@ class MicroBatch:
         return self.input_ids.shape[1]
 
 
-def read_batch(batch: RolloutBatch, train: TrainSettings, optimizer_steps: int) -> list[list[TrainSample]]:
+def read_batch(
+    batch: RolloutBatch, train: TrainSettings, *, optimizer_steps: int, vocabulary: int
+) -> list[list[TrainSample]]:
     """The samples of each optimizer step that have something to train, with advantages and weights.
 
     Whole groups stay in one step, in the order of the batch, the same number of groups in each. Samples that share a rollout
     id (pieces of one conversation) are one reward in the baseline and one term of the loss. Raises `TrainerError` with the
-    index of the sample that can't be trained.
+    index of the sample that can't be trained. ``vocabulary``: number of token ids that the model knows.
     """
-    samples = [_read_sample(batch, i) for i in range(len(batch["tokens"]))]
+    samples = [_read_sample(batch, i, vocabulary) for i in range(len(batch["tokens"]))]
     rollouts = list(zip(batch["group_ids"], batch["rollout_ids"], strict=True))
     advantages = _advantages(batch, rollouts, train)
     steps = []
@@ -94,7 +96,7 @@ def read_batch(batch: RolloutBatch, train: TrainSettings, optimizer_steps: int) 
         weight_of = dict(zip(tokens, weights.tolist(), strict=True))
         steps.append(
             [
-                replace(samples[i], advantage=advantages[rollouts[i]], weight=weight_of[rollouts[i]])
+                replace(samples[i], advantage=advantages[i], weight=weight_of[rollouts[i]])
                 for i in members
                 if len(samples[i].trained)
             ]
@@ -102,12 +104,16 @@ def read_batch(batch: RolloutBatch, train: TrainSettings, optimizer_steps: int) 
     return steps
 
 
-def _advantages(batch: RolloutBatch, rollouts: Sequence[Rollout], train: TrainSettings) -> dict[Rollout, float]:
-    """One advantage per rollout, from its one reward."""
-    rewards: dict[Rollout, float | None] = {}
-    for index, rollout, reward in zip(batch["sample_indices"], rollouts, batch["raw_reward"], strict=True):
+def _advantages(batch: RolloutBatch, rollouts: Sequence[Rollout], train: TrainSettings) -> list[float]:
+    """One advantage per sample: that of its rollout, from the rollout's one reward, unless a hook has made rewards."""
+    given: Sequence[float | None] = batch["rewards" if "rewards" in batch else "raw_reward"]
+    for index, reward in zip(batch["sample_indices"], given, strict=True):
         if reward is not None and not math.isfinite(reward):
             raise TrainerError(f"sample {index}: its reward is {reward}; a finite number works, or None for unscored")
+    if "rewards" in batch:
+        return list(plain_advantages(given))
+    rewards: dict[Rollout, float | None] = {}
+    for index, rollout, reward in zip(batch["sample_indices"], rollouts, given, strict=True):
         if rewards.setdefault(rollout, reward) != reward:
             raise TrainerError(
                 f"sample {index} has reward {reward}, another sample of rollout {rollout[1]} has {rewards[rollout]}: "
@@ -119,7 +125,8 @@ def _advantages(batch: RolloutBatch, rollouts: Sequence[Rollout], train: TrainSe
         advantages = grpo_advantages(values, groups, std_normalization=train.grpo_std_normalization)
     else:
         advantages = plain_advantages(values)
-    return dict(zip(rewards, advantages.tolist(), strict=True))
+    advantage_of = dict(zip(rewards, advantages.tolist(), strict=True))
+    return [advantage_of[rollout] for rollout in rollouts]
 
 
 def split_groups(group_ids: Sequence[int], steps: int) -> list[list[int]]:
@@ -175,7 +182,7 @@ def collate(samples: Sequence[TrainSample], *, packed: bool, device: torch.devic
     )
 
 
-def _read_sample(batch: RolloutBatch, i: int) -> TrainSample:
+def _read_sample(batch: RolloutBatch, i: int, vocabulary: int) -> TrainSample:
     index, response_length = int(batch["sample_indices"][i]), int(batch["response_lengths"][i])
     tokens = np.asarray(batch["tokens"][i], dtype=np.int64)
     mask, log_probs = batch["loss_masks"][i], batch["rollout_log_probs"][i]
@@ -185,6 +192,8 @@ def _read_sample(batch: RolloutBatch, i: int) -> TrainSample:
             raise TrainerError(f"sample {index} has {count} {name} entries for {response_length} response tokens")
     if response_length > len(tokens):
         raise TrainerError(f"sample {index} has {len(tokens)} tokens, fewer than its {response_length} response tokens")
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+        raise TrainerError(f"sample {index} has a token id that is not within the {vocabulary} of the model")
     active = np.flatnonzero(np.asarray(mask))
     trained = active + len(tokens) - response_length
     trained_log_probs = np.asarray(log_probs, dtype=np.float32)[active]

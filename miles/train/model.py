@@ -39,13 +39,14 @@ def load_model(settings: ModelSettings, device: torch.device) -> Any:
     It stays in evaluation mode: dropout would make its log-probs differ from the engine's. Raises `TrainerError` where the
     folder holds no causal LM.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import is_flash_attn_2_available, logging
 
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(settings.hf_checkpoint, dtype=torch.float32).eval()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise TrainerError(
             f"--hf-checkpoint {settings.hf_checkpoint} can't be loaded as a causal LM: {error}"
         ) from error
@@ -87,6 +88,11 @@ class Policy:
     def packs_rows(self) -> bool:
         """Whether attention keeps the samples of a packed row apart without a mask: flash attention, by position ids."""
         return "flash" in self.model.config._attn_implementation
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the model knows."""
+        return int(self.model.get_input_embeddings().num_embeddings)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and persistent buffer, under its first name in the state dict: a tied head isn't repeated."""

@@ -70,7 +70,10 @@ class TrainerRank:
         can't be trained, and before an optimizer step is taken for a log-prob or a gradient that isn't finite.
         """
         started = time.perf_counter()
-        plans = [self._micro_batches(s) for s in read_batch(batch, self._train, self._settings.optimizer_steps)]
+        steps = read_batch(
+            batch, self._train, optimizer_steps=self._settings.optimizer_steps, vocabulary=self._policy.vocabulary
+        )
+        plans = [self._micro_batches(samples) for samples in steps]
         own = self._own_log_probs(plans)
         taken = []
         for i, (micro_batches, old) in enumerate(zip(plans, own, strict=True)):

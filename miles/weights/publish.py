@@ -13,7 +13,7 @@ import asyncio
 from typing import Any
 
 from miles.engine.client import EngineClient, backoff, version_of
-from miles.errors import EngineError
+from miles.errors import EngineError, EngineFailed, EngineRefused
 from miles.types import Weights
 
 UPDATE_PATH = {"shm": "/update_weights_from_shared_memory", "disk": "/update_weights_from_disk"}
@@ -30,11 +30,16 @@ class Publisher:
         self._health_timeout_s = health_timeout_s
         self._newest: Weights | None = None
         self._held: dict[str, set[str]] = {}
+        self._updating: dict[str, asyncio.Lock] = {}
 
     def busy(self) -> frozenset[str]:
         """Paths that some engine may still read, and the newest publication: none of them may be written."""
         newest = {self._newest.path} if self._newest else set()
         return frozenset(newest.union(*(p for url, p in self._held.items() if url in self._table.engines)))
+
+    def forget(self, url: str) -> None:
+        """The process at ``url`` is gone: it reads nothing any more."""
+        self._held.pop(url, None)
 
     async def publish(self, weights: Weights) -> None:
         """Gives ``weights`` to every engine in the routing; one that fails is set aside, and `run` brings it back."""
@@ -93,19 +98,25 @@ class Publisher:
 
     async def _update(self, url: str, weights: Weights) -> None:
         """One engine's update. Raises `EngineError`; the engine then serves its old weights under its old label."""
-        self._held.setdefault(url, set()).add(weights.path)
         timeout_s = UPDATE_TIMEOUT_S[weights.kind]
         payload: dict[str, Any] = {"weight_version": str(weights.version)}
         if weights.kind == "disk":
             payload |= {"model_path": weights.path, "flush_cache": self._pause_mode != "in_place"}
         else:
             payload["path"] = weights.path
-        await self._call(url, "/pause_generation", {"mode": self._pause_mode}, timeout_s)
-        try:
-            await self._call(url, UPDATE_PATH[weights.kind], payload, timeout_s)
-        finally:
-            await self._call(url, "/continue_generation", {}, timeout_s)
-        self._held[url] = {weights.path}
+        async with self._updating.setdefault(url, asyncio.Lock()):
+            await self._call(url, "/pause_generation", {"mode": self._pause_mode}, timeout_s)
+            held = self._held.setdefault(url, set())
+            before = set(held)
+            held.add(weights.path)
+            try:
+                await self._call(url, UPDATE_PATH[weights.kind], payload, timeout_s)
+            except (EngineRefused, EngineFailed):  # it answered: it did not take the path
+                held &= before
+                raise
+            finally:
+                await self._call(url, "/continue_generation", {}, timeout_s)
+            self._held[url] = {weights.path}
         engine = self._table.engines.get(url)
         if engine is not None:
             engine.version = weights.version

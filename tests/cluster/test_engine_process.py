@@ -78,6 +78,13 @@ def test_an_engine_that_hangs_is_replaced(tmp_path):
     assert "no answer to a health check in 0.2 s" in log[1]
 
 
+def test_an_engine_that_says_it_is_ill_is_replaced(tmp_path):
+    port = free_port()
+    ill = SERVES.replace("send_response(200)", "send_response(503)")
+    engine = process_of(tmp_path, ill, port, health_interval_s=0.05)
+    assert run_until_downs(engine, 1) == ["up", "a health check was answered 503"]
+
+
 def test_an_engine_that_never_gets_ready_ends_the_run_with_its_own_words(tmp_path):
     engine = process_of(tmp_path, "import sys; sys.exit('no such tensor')")
 

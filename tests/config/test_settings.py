@@ -6,6 +6,7 @@ import pytest
 
 from miles.config import Problems, Settings
 from miles.errors import SettingsError
+from miles.utils.arguments import parse_args
 from tests.virtual import settings_of
 
 
@@ -113,3 +114,9 @@ def test_the_run_folder_gets_settings_as_json():
 
 def test_one_evaluation_path_alone_is_named_aime():
     assert settings_of("--eval-prompt-data p.jsonl").eval_sets == (("aime", "p.jsonl"),)
+
+
+def test_the_first_era_door_refuses_what_is_not_here():
+    assert parse_args(["--lr", "1e-3", "--sequence-parallel"]).lr == 1e-3
+    with pytest.raises(SettingsError, match=r"--colocate: is not here yet"):
+        parse_args(["--colocate"])

@@ -38,3 +38,13 @@ def test_the_same_step_again_replaces_the_old_one(tmp_path):
     save(tmp_path, 9, version=3)
     save(tmp_path, 9, version=4)
     assert find_checkpoint(str(tmp_path)).version == 4
+
+
+@pytest.mark.parametrize("latest", [None, "step_000099"])
+def test_the_newest_complete_step_is_found_without_latest(tmp_path, latest):
+    for step in (9, 19):
+        save(tmp_path, step)
+    (tmp_path / "latest").unlink()
+    if latest:
+        (tmp_path / "latest").write_text(latest)
+    assert find_checkpoint(str(tmp_path)).step == 20

@@ -20,7 +20,7 @@ class Log:
     """Both sides, the checkpoints and the watcher: writes down who was called."""
 
     def __init__(self):
-        self.calls, self.steps, self.evals = [], {}, {}
+        self.calls, self.due, self.steps, self.evals = [], [], {}, {}
 
     async def take_batch(self, step):
         self.calls.append(f"take {step}")
@@ -41,8 +41,9 @@ class Log:
     async def write_weights(self, version, busy):
         return Weights(version, "shm", "path")
 
-    async def publish(self, weights):
+    async def publish(self, weights, steps_due):
         self.calls.append(f"publish {weights.version}")
+        self.due.append(steps_due)
         await asyncio.sleep(1)
 
     async def evaluate(self):
@@ -85,6 +86,12 @@ def test_publication_keeps_its_interval_and_the_last_step_always_publishes():
     log = turn(total=5, publish_interval=2)
     after = [log.calls[i - 2] for i, call in enumerate(log.calls) if call.startswith("publish") and i]
     assert after == ["train batch 1", "train batch 3", "train batch 4"]
+
+
+def test_a_publication_tells_how_many_steps_it_is_for():
+    """After a resume in the middle of an interval, and at the end, fewer steps are due than the interval has."""
+    assert turn(total=8, publish_interval=3).due == [3, 3, 2, 0]
+    assert turn(start=4, total=8, version=2, publish_interval=3).due == [2, 2, 0]
 
 
 def test_evaluations_run_at_the_start_every_interval_and_at_the_end():

@@ -75,6 +75,15 @@ def test_the_embedded_engine_runs_here_on_one_thread():
     assert launch.env["OMP_NUM_THREADS"] == "1"
 
 
+def test_a_servers_own_flags_reach_it_and_no_other():
+    words = "--sglang-mem-fraction-static 0.7 --sglang-enable-metrics --sglang-lora-paths a b --router-policy x"
+    passed = settings_of(words).passthrough
+    assert BACKENDS["sglang"].passed_on(passed) == [
+        "--mem-fraction-static", "0.7", "--enable-metrics", "--lora-paths", "a", "b",
+    ]  # fmt: skip
+    assert BACKENDS["vllm"].passed_on(passed) == BACKENDS["local"].passed_on(passed) == []
+
+
 def test_this_interpreter_keeps_its_environment_and_another_sees_none_of_its_packages():
     parent = {
         "PATH": "/usr/bin",

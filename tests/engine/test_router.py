@@ -6,9 +6,9 @@ from collections import deque
 import pytest
 
 from miles.engine.client import EngineClient
-from miles.engine.fake import FakeEngine, FakeFleet, Reset
+from miles.engine.fake import FakeEngine, FakeFleet, Reset, Status
 from miles.engine.router import RoutingTable
-from miles.errors import NoEngine
+from miles.errors import EngineFailed, NoEngine
 from miles.sim import clock
 
 
@@ -108,3 +108,44 @@ def test_a_router_that_somebody_else_looks_after_is_asked_again():
     tokens, took = clock.run(main())
     assert tokens == 4
     assert took < 1
+
+
+def test_an_engine_that_answers_badly_three_times_in_a_row_is_set_aside():
+    """Least-loaded routing would prefer it: it is always idle."""
+    table = table_of("a", "b")
+    for failure in ("500", None, "500", "500"):
+        table.report("a", failure)
+    assert len(table.routed()) == 2
+    table.report("a", "503: overloaded")
+    assert [(e.url, e.aside) for e in table.aside()] == [("a", "503: overloaded")]
+
+
+@pytest.mark.parametrize("code", [500, 503])
+def test_a_sick_engine_takes_no_part_while_another_serves(code):
+    async def main():
+        sick, well = FakeEngine(choose=lambda p: Status(code)), FakeEngine()
+        client = EngineClient(
+            table_of("http://sick:1", "http://well:1"), FakeFleet({"http://sick:1": sick, "http://well:1": well})
+        )
+        replies = []
+        for i in range(20):
+            try:
+                replies.append(await client.generate([1], {}, request_id=str(i), submit_version=1))
+            except EngineFailed:
+                continue
+        return len(replies), len(sick.requests), asyncio.get_running_loop().time()
+
+    served, sick_requests, took = clock.run(main())
+    assert served >= 17
+    assert sick_requests == 3
+    assert took < 5
+
+
+def test_a_request_that_breaks_every_engine_is_not_repeated_for_ever():
+    async def main():
+        engines = {f"http://e{i}:1": FakeEngine(choose=lambda p: Reset()) for i in range(5)}
+        client = EngineClient(table_of(*engines), FakeFleet(engines))
+        await client.generate([1], {}, request_id="poison", submit_version=1)
+
+    with pytest.raises(EngineFailed, match="broke 3 times"):
+        clock.run(main())

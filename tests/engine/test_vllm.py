@@ -121,7 +121,7 @@ def test_an_aborted_reply_keeps_what_it_has():
         (completion([7, 8], {"token_logprobs": [-0.5]}), "2 token ids but 1 log-probs"),
         (completion(None, {"token_logprobs": [-0.5]}, usage={"completion_tokens": 1}), "text but no token ids"),
         (completion([7], {"token_logprobs": [None]}), "log-prob nan"),
-        ({"error": "?"}, "no meta_info"),
+        ({"error": "?"}, "meta_info"),
     ],
 )
 def test_a_reply_that_does_not_fit_is_an_error_not_a_guess(body, why):

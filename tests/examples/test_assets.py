@@ -78,6 +78,14 @@ def settings_of(flags):
 # ---- the quickstart
 
 
+def test_file_says_what_the_script_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(QUICKSTART.parents[1])
+    script = settings_of(command_of(QUICKSTART / "run.sh", cwd=tmp_path)[1])
+    file = settings_of(["examples/quickstart/run.yaml"])
+    assert file.given == script.given
+    assert file.to_json() == script.to_json().replace(f"{QUICKSTART}/", "examples/quickstart/")
+
+
 def test_model_is_small_enough_to_ship():
     assert sum(f.stat().st_size for f in (QUICKSTART / "model").iterdir()) < 1_000_000
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from miles.errors import RewardFailed
 from miles.observe.metrics import eval_metrics, eval_sets, is_looping, mean_pass_at_k, pass_at_k, rollout_metrics
 from miles.types import PrefixCacheInfo, Sample, SpecInfo, Status, VersionSpan
 
@@ -70,9 +71,11 @@ def test_reward_key_picks_from_reward_objects() -> None:
     assert metrics_of([row({"score": 1.0, "acc": 0.0})], reward_key="score")["rollout/raw_reward"] == 1.0
 
 
-@pytest.mark.parametrize("key", [None, "points"])
-def test_reward_object_without_its_key_names_flag_and_keys(key: str | None) -> None:
-    with pytest.raises(ValueError, match=rf"--reward-key {key}: .*sample 3.* score, acc"):
+@pytest.mark.parametrize(
+    ("key", "said"), [(None, "no --reward-key is set"), ("points", "--reward-key points is not there")]
+)
+def test_reward_object_without_its_key_names_flag_and_keys(key: str | None, said: str) -> None:
+    with pytest.raises(RewardFailed, match=rf"sample 3 .* {said}; its keys: score, acc"):
         metrics_of([row({"score": 1.0, "acc": 0.0}, index=3)], reward_key=key)
 
 

@@ -57,8 +57,8 @@ def test_a_retry_is_asked_for_slots_only():
 
 def test_credit_after_resume_counts_versions_not_from_zero():
     """S1: bound 2, batch 8, resumed at version 100 with nothing open: 24 groups may be outstanding, not 824."""
-    versions = Versions(interval=1)
-    versions.raise_to(100)
+    versions = Versions()
+    versions.raise_to(100, steps_due=1)
     started = 0
     while (
         may_start(bounds(slots=10**6, buffer_groups=10**6), load(outstanding=started, steps_due=versions.steps_due))
@@ -69,12 +69,12 @@ def test_credit_after_resume_counts_versions_not_from_zero():
 
 
 def test_raising_the_version_resets_the_steps_due():
-    versions = Versions(interval=3)
-    versions.raise_to(1)
+    versions = Versions()
+    versions.raise_to(1, steps_due=3)
     for left in (2, 1, 0, 0):
         versions.end_step()
         assert versions.steps_due == left
-    versions.raise_to(2)
+    versions.raise_to(2, steps_due=3)
     assert (versions.current, versions.steps_due) == (2, 3)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from miles.data.jsonl import Row
 from miles.data.prompts import PromptSource
-from miles.rollout.data_source import RolloutDataSourceWithBuffer, fresh_samples
+from miles.rollout.data_source import RolloutDataSourceWithBuffer
 from miles.rollout.data_source import eval_sets as sets_of
 from tests.virtual import settings_of
 
@@ -71,8 +71,3 @@ def test_evaluation_samples_never_share_an_index_with_training(tmp_path):
     assert [e.name for e in sets] == ["one", "two"]
     assert len(set(indices)) == 12 and max(indices) < 0
     assert [g[0].label for g in sets[0].groups] == ["1", "2"]
-
-
-def test_fresh_samples_count():
-    prompt = source_of().dataset.next_prompt()
-    assert len(fresh_samples(prompt, 0, 0, 5)) == 5

@@ -10,13 +10,15 @@ from miles.data.jsonl import Row
 from miles.data.prompts import PromptSource
 from miles.engine.client import parse_generation
 from miles.engine.fake import FakeEngine, Hang, Raw, Reset, Say, Status
-from miles.errors import RewardFailed, TooManyFailures, WorkerDied
+from miles.errors import HookError, RewardFailed, TooManyFailures, WorkerDied
 from miles.hooks import function_registry
 from miles.rollout.data_source import RolloutDataSourceWithBuffer
 from miles.rollout.evaluation import EvalSet
 from miles.rollout.filter_hub.base_types import DynamicFilterOutput
 from miles.rollout.generation import sampling_seed
 from miles.sim import clock
+from miles.sim.control_plane import CountingSource
+from miles.sim.trainer import FakeTrainer
 from miles.types import Sample, iter_samples
 from tests.virtual import (
     URLS,
@@ -207,8 +209,24 @@ def test_gateway_errors_are_repeated_with_the_same_id(code):
         {"text": "x", "meta_info": {"output_token_logprobs": [[float("nan"), 1]]}},
         {"text": "hello", "meta_info": {"completion_tokens": 1}},
         {"text": "no meta"},
+        {"text": "x", "meta_info": {"output_token_logprobs": [[-1.0, 1]], "finish_reason": "stop"}},
+        {"text": "x", "meta_info": {"output_token_logprobs": [[None, 1]]}},
+        {
+            "text": "x",
+            "meta_info": {"output_token_logprobs": [[-1.0, 1]], "weight_versions": [{"version": "1", "end": 1}]},
+        },
+        {"text": "x", "meta_info": {"output_token_logprobs": [-1.0]}},
     ],
-    ids=["unequal lengths", "NaN log-prob", "text without ids", "no meta_info"],
+    ids=[
+        "unequal lengths",
+        "NaN log-prob",
+        "text without ids",
+        "no meta_info",
+        "reason",
+        "no log-prob",
+        "span",
+        "entry",
+    ],
 )
 def test_an_unusable_reply_spends_an_attempt_and_is_never_trained(body):
     """T1, scripts 12, 21: ids and log-probs that don't belong together are an engine's failure."""
@@ -307,6 +325,90 @@ def test_a_failing_generate_hook_is_named():
         pytest.raises(WorkerDied, match=r"my\.generate.*no such tool"),
     ):
         simulate(SMALL + "--custom-generate-function-path my.generate")
+
+
+def test_timeouts_are_named_as_the_first_cause():
+    with pytest.raises(WorkerDied, match=r"no response in 0\.5 s \(--rollout-sample-timeout-s\)"):
+        simulate(SMALL + "--rollout-sample-timeout-s 0.5", FakeEngine(choose=lambda p: Hang()))
+
+
+@pytest.mark.parametrize("handler", ["retry", "drop"])
+def test_a_sample_is_never_started_more_often_than_its_budget_allows(handler):
+    """Attempts count per sample, whatever spent them: an engine's failure, an abort, or growing too old."""
+    mostly_bad = lambda p: (Status(500), Say(2, "abort"), None)[int(p["sampling_params"]["sampling_seed"]) % 3]  # noqa: E731
+    engine = FakeEngine(choose=mostly_bad, length=LONG_TAIL, token_s=0.2)
+    flags = (
+        SMALL.replace("--num-rollout 3", "--num-rollout 12") + "--max-weight-staleness 1 --rollout-failure-limit 1000 "
+    )
+    sim = simulate(flags + f"--async-unused-samples-handler {handler}", engine, FakeEngine(length=LONG_TAIL))
+    requests = {r["rid"] for e in sim.engines.values() for r in e.requests}
+    starts = Counter(rid.split(".")[0] for rid in requests)
+    assert max(starts.values()) <= 3
+    assert_every_prompt_is_accounted_for(sim)
+
+
+def test_tokens_of_failed_attempts_are_wasted_tokens():
+    sim = simulate(SMALL, scripted(Say(7, "abort"), Say(5, "abort")))
+    assert sim.rollouts.status()["wasted_tokens"] == 12
+
+
+def siblings(given):
+    """A generate hook that answers each sample with two compact siblings, built anew."""
+    made = [Sample(tokens=[1, 2, 3], response_length=1, rollout_log_probs=[-0.5]) for _ in range(2)]
+    for part in made:
+        part.rollout_id = given.sample.index
+    return made
+
+
+def test_siblings_that_a_hook_builds_itself_are_fresh_and_can_be_retried():
+    async def generate(input):
+        await asyncio.sleep(3 if input.sample.group_index == 3 else 0.1)
+        return siblings(input)
+
+    with function_registry.temporary("my.generate", generate):
+        flags = SMALL.replace("--num-rollout 3", "--num-rollout 9") + "--custom-generate-function-path my.generate "
+        sim = simulate(flags + "--max-weight-staleness 1 --async-unused-samples-handler retry")
+    samples = [s for b in sim.trainer.batches for g in b.groups for s in iter_samples(g.samples)]
+    assert len(samples) == 9 * 2 * 4 * 2
+    assert all(s.submit_version is not None and s.group_index is not None for s in samples)
+    assert all(isinstance(s, Sample) for group in sim.rollouts.open_prompts() for s in group)
+
+
+def test_a_samples_own_generate_function_wins():
+    async def own(input):
+        input.sample.append_response([9], [-0.1], [])
+        input.sample.status = Sample.Status.COMPLETED
+        return input.sample
+
+    class Source(CountingSource):
+        def _group(self):
+            group = super()._group()
+            for sample in group:
+                sample.generate_function_path = "my.own" if sample.group_index % 2 else None
+            return group
+
+    with function_registry.temporary("my.own", own):
+        sim = simulate(SMALL + "--max-weight-staleness 0", source=Source(4))
+    for batch in sim.trainer.batches:
+        for group in batch.groups:
+            assert (group.samples[0].tokens == [9]) == bool(group.samples[0].group_index % 2)
+
+
+def test_a_prompt_that_leaves_no_room_is_truncated_not_fatal():
+    sim = simulate(SMALL + "--rollout-max-context-len 1", FakeEngine())
+    samples = [s for b in sim.trainer.batches for g in b.groups for s in iter_samples(g.samples)]
+    assert {s.status for s in samples} == {Sample.Status.TRUNCATED}
+    assert all(s.rollout_log_probs == [] for s in samples)
+
+
+def test_nothing_starts_before_the_first_weights():
+    """Samples are submitted at version 1 or later, never at a version before any generation."""
+    sim = simulation(SMALL + "--max-weight-staleness 2", FakeEngine(tells_spans=False))
+    sim.trainer.write_s = 5.0
+    clock.run(sim.run())
+    samples = [s for b in sim.trainer.batches for g in b.groups for s in iter_samples(g.samples)]
+    assert min(s.submit_version for s in samples) == 1
+    assert sim.rollouts.status()["given_up"] == {}
 
 
 # ---- engines
@@ -463,6 +565,47 @@ def test_a_users_rollout_function_is_called_one_step_ahead_with_its_version():
         sim = simulate(flags + "--one-step-off --rollout-function-path my.rollout")
     assert seen == [(0, 1), (1, 1), (2, 2)]
     assert [b.version for b in sim.trainer.batches] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ([[Sample()]], "returned 1 groups"),
+        ({"a": 1}, "no list of groups"),
+        ([Sample()], "no list of groups"),
+        ([], "0 groups"),
+    ],
+)
+def test_a_rollout_function_that_returns_something_else_is_named(returned, words):
+    async def mine(args, rollout_id, data_source):
+        return returned
+
+    with function_registry.temporary("my.rollout", mine), pytest.raises(HookError, match=rf"my\.rollout.*{words}"):
+        flags = "--rollout-batch-size 2 --n-samples-per-prompt 1 --num-rollout 1 --one-step-off "
+        simulate(flags + "--rollout-function-path my.rollout")
+
+
+def test_what_the_call_ahead_has_drawn_is_open_at_a_checkpoint():
+    """K1, K2: the prefetched prompts are neither trained nor lost."""
+    open_at_save = []
+
+    async def mine(args, rollout_id, data_source):
+        groups = data_source.get_samples(2)
+        for s in iter_samples(groups):
+            s.append_response([1], [-0.5], [])
+            s.reward, s.submit_version = 1.0, 1
+        return groups
+
+    class Trainer(FakeTrainer):
+        async def save(self, step, folder):
+            await asyncio.sleep(1)
+            open_at_save.append([g[0].group_index for g in sim.rollouts.open_prompts()])
+
+    with function_registry.temporary("my.rollout", mine):
+        flags = "--rollout-batch-size 2 --n-samples-per-prompt 1 --num-rollout 2 --save-interval 1 --one-step-off "
+        sim = simulation(flags + "--rollout-function-path my.rollout", trainer=Trainer())
+        clock.run(sim.run())
+    assert open_at_save == [[2, 3], []]
 
 
 def test_the_same_seed_gives_the_same_run():

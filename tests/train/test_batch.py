@@ -7,7 +7,7 @@ import torch
 from miles.config.settings import TrainSettings
 from miles.errors import TrainerError
 from miles.train.batch import collate, fill_up, read_batch, split_groups
-from tests.train.tiny import make_batch, reference_advantages, select
+from tests.train.tiny import VOCABULARY, make_batch, reference_advantages, select
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def join(*batches):
 
 
 def read(batch, steps=1, **train):
-    return read_batch(batch, TrainSettings(**train), steps)
+    return read_batch(batch, TrainSettings(**train), optimizer_steps=steps, vocabulary=VOCABULARY)
 
 
 def test_masked_token_is_not_there_whatever_its_log_prob():
@@ -84,9 +84,17 @@ def test_rewards_without_normalization_are_the_advantages():
     assert [s.advantage for s in samples] == [1.0, 0.0]
 
 
+def test_rewards_of_a_hook_are_the_advantages_of_each_sample():
+    """Not normalized, and each piece of a rollout may have its own; what isn't scored isn't trained."""
+    pieces = [row(sample_indices=i, rollout_ids=1, raw_reward=float(i), rewards=r) for i, r in ((1, 3.5), (2, -1.0))]
+    [samples] = read(join(*pieces, row(rollout_ids=2, rewards=None)))
+    assert [s.advantage for s in samples] == [3.5, -1.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"rewards": float("nan")}, "sample 77: its reward is nan"),
         ({"raw_reward": float("nan")}, "sample 77: its reward is nan"),
         ({"raw_reward": float("inf")}, "sample 77: its reward is inf"),
         ({"rollout_log_probs": np.array([-1.0, -2.0, np.nan])}, "engine's log-prob of response token 2 is nan"),
@@ -95,6 +103,8 @@ def test_rewards_without_normalization_are_the_advantages():
         ({"rollout_log_probs": None}, "sample 77 has no rollout log-probs entries for 3"),
         ({"loss_masks": np.array([1, 1])}, "sample 77 has 2 loss mask entries for 3 response tokens"),
         ({"tokens": np.array([7, 8, 9])}, "sample 77 has no prompt"),
+        ({"tokens": np.array([5, 6, 7, 8, 61])}, "sample 77 has a token id that is not within the 61 of the model"),
+        ({"tokens": np.array([-1, 6, 7, 8, 9])}, "sample 77 has a token id"),
         ({"tokens": np.array([8, 9])}, "sample 77 has 2 tokens, fewer than its 3 response tokens"),
         ({"loss_masks": np.zeros(3)}, "nothing to train: the loss masks of all 1 samples"),
     ],

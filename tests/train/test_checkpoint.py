@@ -9,20 +9,21 @@ from miles.errors import TrainerError
 from tests.train.tiny import make_batch, make_settings, save_model, weights_of
 
 
-def test_checkpoint_goes_on_exactly_where_it_stopped(launch, model, tmp_path):
+@pytest.mark.parametrize("done", [0, 2])
+def test_checkpoint_goes_on_exactly_where_it_stopped(launch, model, tmp_path, done):
     settings = make_settings(model, lr=1e-3, adam_eps=1e-8, clip_grad=1.0, lr_decay_style="cosine")
     batches = [make_batch(seed=seed) for seed in range(3)]
     (tmp_path / "saved").mkdir()
     trainer = launch(settings)
-    for step in (0, 1):
+    for step in range(done):
         trainer.train(batches[step], step)
     trainer.save(str(tmp_path / "saved"), optimizer=True)
-    unbroken = trainer.train(batches[2], 2)
+    unbroken = trainer.train(batches[done], done)
     expected = weights_of(trainer, tmp_path / "weights")
 
     trainer = launch(settings)
-    assert trainer.load(str(tmp_path / "saved")) == 2
-    resumed = trainer.train(batches[2], 2)
+    assert trainer.load(str(tmp_path / "saved")) == done
+    resumed = trainer.train(batches[done], done)
     assert {k: v for k, v in resumed.items() if "time" not in k} == {
         k: v for k, v in unbroken.items() if "time" not in k
     }
@@ -39,8 +40,23 @@ def test_checkpoint_without_optimizer_says_so_and_restores_the_weights(launch, m
     expected = weights_of(trainer, tmp_path / "weights")
     trainer = launch(settings)
     assert trainer.load(str(tmp_path / "saved")) == 1
-    assert "saved without the optimizer" in caplog.text
+    assert "holds no optimizer state" in caplog.text
     assert all(torch.equal(t, expected[n]) for n, t in weights_of(trainer, tmp_path / "weights").items())
+
+
+def test_resumed_run_may_change_its_weight_decay(launch, model, tmp_path):
+    """A batch without any advantage has no gradient: all that a first step then does is the decay."""
+    still = make_batch() | {"raw_reward": [1.0] * 12}
+    (tmp_path / "saved").mkdir()
+    trainer = launch(make_settings(model, lr=0.1))
+    trainer.train(still, 0)
+    trainer.save(str(tmp_path / "saved"), optimizer=True)
+    before = weights_of(trainer, tmp_path / "weights")
+    trainer = launch(make_settings(model, lr=0.1, weight_decay=0.5))
+    trainer.load(str(tmp_path / "saved"))
+    trainer.train(still, 1)
+    after = weights_of(trainer, tmp_path / "weights")
+    torch.testing.assert_close(after["model.embed_tokens.weight"], 0.95 * before["model.embed_tokens.weight"])
 
 
 def test_folder_that_is_no_checkpoint_or_of_another_model_is_refused(launch, model, tmp_path):

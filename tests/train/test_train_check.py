@@ -102,6 +102,43 @@ def test_all_problems_come_at_once():
     ]
 
 
+ESTIMATORS = next(f for f in fields(TrainSettings) if f.name == "advantage_estimator").metadata["choices"]
+
+
+def said(given):
+    problems = Problems()
+    check(given, problems)
+    return problems
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_async_run_without_a_choice_says_that_the_engines_log_probs_are_the_denominator(folder, estimator):
+    [note] = said(settings(folder, advantage_estimator=estimator)).notes
+    assert note.startswith("off-policy correction: the engine's log-probs are the denominator")
+
+
+@pytest.mark.parametrize("choice", [{"use_tis": True}, {"use_rollout_logprobs": True}])
+def test_async_run_with_a_choice_needs_no_word(folder, choice):
+    assert said(settings(folder, **choice)).notes == []
+
+
+def test_sync_run_needs_no_correction(folder):
+    assert said(replace(settings(folder), program="train")).notes == []
+
+
+def test_explicit_choice_that_leaves_async_data_uncorrected_is_refused_with_the_choices(folder):
+    given = replace(settings(folder), sources={"use_rollout_logprobs": "flag"})
+    [line] = problems_of(given)
+    assert line.startswith("--no-use-rollout-logprobs: one_step_off training")
+    assert line.endswith("--use-rollout-logprobs or --use-tis works")
+    assert problems_of(replace(given, train=TrainSettings(use_tis=True))) == []
+
+
+def test_several_optimizer_steps_per_batch_say_what_age_they_add(folder):
+    [note] = said(settings(folder, num_steps_per_rollout=4, use_tis=True)).notes
+    assert note.startswith("4 optimizer steps per batch") and "3 optimizer step(s) older" in note
+
+
 FIELD_OF = {
     "--" + f.name.replace("_", "-"): f.name for owner in (TrainSettings, RolloutSettings) for f in fields(owner)
 }

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from miles.config.settings import TrainSettings
 from miles.errors import TrainerError
 from miles.train.batch import collate, read_batch
 from tests.train.tiny import (
+    VOCABULARY,
     changed,
     make_batch,
     make_settings,
@@ -87,7 +89,7 @@ def test_a_shift_by_one_position_would_be_seen(launch, model):
 @torch.no_grad()
 def test_packed_and_padded_rows_give_the_same_log_probs(launch, model):
     trainer = launch(make_settings(model))
-    [samples] = read_batch(make_batch(), trainer._train, 1)
+    [samples] = read_batch(make_batch(), TrainSettings(), optimizer_steps=1, vocabulary=VOCABULARY)
     padded, packed = (
         trainer._policy.log_probs(collate(samples, packed=packed, device=torch.device("cpu")))
         for packed in (False, True)

@@ -159,3 +159,21 @@ def test_weights_on_a_disk_flush_the_cache_unless_requests_go_on_with_it(mode, f
 
     run(scenario, engine, mode=mode)
     assert sent[-1] == {"weight_version": "2", "model_path": "/weights/version_000002", "flush_cache": flush}
+
+
+def test_an_engine_that_keeps_refusing_holds_no_segment():
+    """It answered that it did not take the path, so the path is free again: shared memory does not grow."""
+    refuses = FakeEngine()
+
+    async def scenario(publisher, client, urls):
+        refuses.fails_update = True
+        sizes = []
+        for version in range(2, 12):
+            await publisher.publish(Weights(version, "shm", f"segment-{version}"))
+            sizes.append(len(publisher.busy()))
+        publisher.forget(urls[1])
+        return sizes, publisher.busy()
+
+    sizes, busy = run(scenario, FakeEngine(), refuses)
+    assert max(sizes) <= 2
+    assert busy == {"segment-11"}

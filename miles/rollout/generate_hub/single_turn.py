@@ -13,6 +13,7 @@ async def generate(input: GenerateFnInput) -> GenerateFnOutput:
         sample.tokens = list(state.encode(sample.prompt, sample.metadata.get("tools")))
     room = tokens_left(sample, input.sampling_params["max_new_tokens"], state.args.rollout_max_context_len)
     if room is not None and room <= 0:
+        sample.append_response([], [], [])
         sample.status = Sample.Status.TRUNCATED
         return GenerateFnOutput(sample)
     params = dict(input.sampling_params)

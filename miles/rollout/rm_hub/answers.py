@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+THINKING_ENDS, RESPONSE_STARTS = "</think>", "###Response"
+_END_TOKEN = re.compile(r"<(?:[|｜][\w▁]+[|｜]|/s|eos|end_of_turn|turn\|)>\Z")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(rf"\\\\|\\[{{}}]|{_BOX.pattern}|[{{}}]")
 _MARKED_LINE = re.compile(r"^[ \t]*#{4}[ \t]*(.*)$", re.MULTILINE)
@@ -19,6 +21,19 @@ _FUNCTIONS = "exp|ln|log|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|
 _FUNCTION_NAME = re.compile(rf"(?<![\\A-Za-z{{])({_FUNCTIONS})(?![A-Za-z])")
 _FORMULA_WORD = re.compile(rf"{_FUNCTIONS}|sqrt")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w)")
+
+
+def without_end_tokens(text: str) -> str:
+    """A reply without the end-of-turn tokens that engines leave in it unless ``--rollout-skip-special-tokens`` is set."""
+    text = text.rstrip()
+    while match := _END_TOKEN.search(text, max(0, len(text) - 64)):
+        text = text[: match.start()].rstrip()
+    return text
+
+
+def after_thinking(text: str) -> str:
+    """What follows the last ``</think>``, or all of a reply that has none; without end-of-turn tokens."""
+    return without_end_tokens(text.rpartition(THINKING_ENDS)[2])
 
 
 def last_boxed(text: str) -> str | None:
@@ -54,12 +69,17 @@ def final_answer(text: str) -> str | None:
     if marked:
         number = _NUMBER_THEN_PROSE.match(marked[-1].strip())
         return number.group(1) if number else unwrap(marked[-1])
-    stated = _STATED.findall(text)
-    for candidate in (*stated[-1:], text):
+    for candidate in (stated_answer(text), text):
         formula = unwrap(candidate)
         if is_formula(formula):
             return formula
     return None
+
+
+def stated_answer(text: str) -> str:
+    """What the last "answer is" or "answer:" states, words included; "" where there is none."""
+    stated = _STATED.findall(text)
+    return stated[-1] if stated else ""
 
 
 def unwrap(text: str) -> str:
@@ -82,7 +102,7 @@ def is_formula(text: str) -> bool:
 def chosen_letter(text: str) -> str | None:
     """The letter of a multiple-choice reply: boxed, stated ("the answer is B"), or the last one in parentheses."""
     answer = final_answer(text)
-    for candidate in (answer or "", *_STATED.findall(text)[-1:]):
+    for candidate in (answer or "", stated_answer(text)):
         match = re.match(r"^[(\s]*([A-Z])(?:[).:,\s]|$)", bare_text(candidate))
         if match:
             return match.group(1)

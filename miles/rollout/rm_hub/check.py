@@ -6,17 +6,19 @@ from miles.config import Problems, Settings
 from miles.data.jsonl import JsonlFile, RowKeys
 from miles.errors import DataError, HookError
 from miles.hooks import load_function
-from miles.rollout.rm_hub.rm_types import is_known, known_types
+from miles.rollout.rm_hub.answers import RESPONSE_STARTS, THINKING_ENDS
+from miles.rollout.rm_hub.reasoning_gym import HOW_TO_INSTALL, is_installed
+from miles.rollout.rm_hub.rm_types import BOXED, find, is_known, known_types
 
 
 def check(settings: Settings, problems: Problems) -> None:
     """Imports the custom function. A type that a row names is only known when its sample comes."""
     reward = settings.reward
+    _check_hook("--custom-reward-post-process-path", reward.custom_reward_post_process_path, problems)
+    if reward.rm_retries < 0:
+        problems.add("--rm-retries", reward.rm_retries, "must not be negative", "0 or more works")
     if reward.custom_rm_path:
-        try:
-            load_function(reward.custom_rm_path)
-        except HookError as error:
-            problems.add("--custom-rm-path", reward.custom_rm_path, str(error), "module.function works")
+        _check_hook("--custom-rm-path", reward.custom_rm_path, problems)
         return
     if reward.group_rm:
         problems.warn("--group-rm has no effect without --custom-rm-path: shipped types score one sample at a time")
@@ -27,10 +29,40 @@ def check(settings: Settings, problems: Problems) -> None:
             )
     elif not is_known(reward.rm_type):
         problems.add("--rm-type", reward.rm_type, "there is no such reward type", f"{known_types()} work")
-    elif settings.data.label_key is None:
-        problems.add(
-            "--label-key", None, f"--rm-type {reward.rm_type} compares with a label", "--label-key label works"
+    else:
+        _check_type(reward.rm_type, settings, problems)
+
+
+def _check_hook(flag: str, path: str | None, problems: Problems) -> None:
+    try:
+        load_function(path)
+    except HookError as error:
+        problems.add(flag, path, str(error), "module.function works")
+
+
+def _check_type(rm_type: str, settings: Settings, problems: Problems) -> None:
+    """What a type needs besides its name."""
+    kind, reward = find(rm_type), settings.reward
+    if kind.labelled and settings.data.label_key is None:
+        problems.add("--label-key", None, f"--rm-type {rm_type} compares with a label", "--label-key label works")
+    if kind.function is None and not reward.rm_url:
+        problems.add("--rm-url", None, f"--rm-type {rm_type} asks a server", "--rm-url http://host:port/path works")
+    if kind.function is not None and reward.rm_url:
+        problems.warn(f"--rm-url has no effect on samples of --rm-type {rm_type}: only remote_rm asks a server")
+    if kind.keys and not reward.custom_reward_post_process_path:
+        keys = " or ".join(kind.keys)
+        for flag, key in (("--reward-key", reward.reward_key), ("--eval-reward-key", reward.eval_reward_key)):
+            if key not in kind.keys and (key is not None or flag == "--reward-key"):
+                problems.add(
+                    flag, key, f"the reward of {rm_type} is an object, of which one number is trained", f"{keys} works"
+                )
+    if rm_type == "deepscaler":
+        problems.warn(
+            f"--rm-type deepscaler: a reply without {THINKING_ENDS} or {RESPONSE_STARTS} gets 0, so a model that doesn't "
+            "write them learns nothing; --rm-type math has no such rule"
         )
+    if rm_type.removeprefix(BOXED) == "reasoning_gym" and not is_installed():
+        problems.add("--rm-type", rm_type, HOW_TO_INSTALL.partition(";")[0], 'pip install "miles[reasoning-gym]" works')
 
 
 def _has_no_reward(settings: Settings) -> bool:

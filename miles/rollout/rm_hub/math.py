@@ -41,7 +41,15 @@ from sympy import (  # type: ignore[import-untyped]
     zoo,
 )
 
-from miles.rollout.rm_hub.answers import as_latex, bare_text, chosen_letter, final_answer, is_formula, unwrap
+from miles.rollout.rm_hub.answers import (
+    as_latex,
+    bare_text,
+    chosen_letter,
+    final_answer,
+    is_formula,
+    unwrap,
+    without_end_tokens,
+)
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -51,7 +59,7 @@ TOLERANCE = 1e-3
 _BOXED = [LatexExtractionConfig(boxed_match_priority=0)]
 _LETTER = re.compile(r"\(?([A-Z])\)?")
 _WORDS = re.compile(r"no|[A-Za-z]{3,}(?:[ -][A-Za-z]+)*", re.IGNORECASE)
-_RATIONAL = re.compile(r"(-?)(?:\\frac\{(\d+)\}\{(\d+)\}|(\d+|[1-9]\d{0,2}(?:,\d{3})+)(?:/(\d+))?)")
+_RATIONAL = re.compile(r"(-?)(?:\\frac\{(\d+)\}\{(\d+)\}|(\d+|[1-9]\d{0,2}(?:,\d{3})+)(?:/(\d+)|(\.\d+))?)")
 _READ_AS_TEXT = re.compile(r"\\[lc]?dots|\.\.\.|…|^\d{1,2}:\d{2}(?::\d{2})?$")
 
 
@@ -59,7 +67,8 @@ def math(response: str, label: str) -> float:
     """1.0 where the reply's final answer equals the label's, else 0.0. May run for ever on hostile input."""
     gold = final_answer(label)
     gold = unwrap(label) if gold is None else gold
-    return float(bool(gold) and bool(response.strip()) and _is_right(response, gold))
+    response = without_end_tokens(response)
+    return float(bool(gold) and bool(response) and _is_right(response, gold))
 
 
 def _is_right(response: str, gold: str) -> bool:
@@ -77,7 +86,9 @@ def _is_right(response: str, gold: str) -> bool:
         return False
     number, gold_number = _rational(text), _rational(gold_text)
     if number is not None and gold_number is not None:
-        return number == gold_number
+        exact = "." not in text + gold_text
+        if exact or number == gold_number or abs(number - gold_number) > TOLERANCE * max(abs(number), abs(gold_number)):
+            return number == gold_number
     return _equal(_parse_answer(gold), _parse_text(response) if answer is None else _parse_answer(answer))
 
 
@@ -87,14 +98,14 @@ def _last_words(text: str, gold: str) -> bool:
 
 
 def _rational(text: str) -> Fraction | None:
-    """The number that a plain integer or fraction is: most answers, and a thousand times cheaper than parsing."""
+    """The number that a plain integer, fraction or decimal is: most answers, a thousand times cheaper than parsing."""
     match = _RATIONAL.fullmatch(text)
     if match is None or len(text) > 100:
         return None
-    sign, numerator, denominator, whole, divisor = match.groups()
+    sign, numerator, denominator, whole, divisor, decimals = match.groups()
     below = int(denominator or divisor or 1)
-    above = int((numerator or whole).replace(",", ""))
-    return Fraction(-above if sign else above, below) if below else None
+    above = Fraction((numerator or whole).replace(",", "") + (decimals or ""))
+    return (-above if sign else above) / below if below else None
 
 
 @lru_cache(maxsize=1024)

@@ -13,18 +13,18 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import miles
 from miles.errors import RewardFailed, raising_first_cause
-from miles.rollout.rm_hub.rm_types import is_cheap, score_function
-from miles.rollout.rm_hub.scorer import ScorerStatistics
+from miles.rollout.rm_hub.rm_types import Reward, find, score_in_place
+from miles.rollout.rm_hub.scorer import NO_METADATA, ScorerStatistics
 
 START_TIMEOUT_S = 120.0
-"""Seconds that a process may take for its imports."""
+"""Seconds that a process may take to start, and for the imports of a type."""
 
 
 class ProcessScorer:
@@ -56,24 +56,37 @@ class ProcessScorer:
         async with self._place():
             return
 
-    async def score(self, rm_type: str, response: str, label: str) -> float:
-        if is_cheap(rm_type):
-            self._scored += 1
-            return score_function(rm_type)(response, label)
-        request = json.dumps({"rm_type": rm_type, "response": response, "label": label}).encode() + b"\n"
+    async def score(self, rm_type: str, response: str, label: str, metadata: Mapping[str, Any] = NO_METADATA) -> Reward:
         try:
-            async with self._place() as place, asyncio.timeout(self._timeout_s):
-                reply = await place.ask(request)
-            if "error" in reply:
-                raise RewardFailed(f"{rm_type} failed: {reply['error']}")
+            if find(rm_type).cheap:
+                reward = score_in_place(rm_type, response, label, metadata)
+            else:
+                reward = await self._ask(rm_type, response, label, metadata)
         except TimeoutError:
             self._timed_out += 1
-            reply = {"reward": 0.0}
+            reward = 0.0
         except RewardFailed:
             self._failed += 1
             raise
         self._scored += 1
-        return float(reply["reward"])
+        return reward
+
+    async def _ask(self, rm_type: str, response: str, label: str, metadata: Mapping[str, Any]) -> Reward:
+        """A process's verdict. Raises TimeoutError where it doesn't come in time, RewardFailed where there is none."""
+        request = {"rm_type": rm_type, "response": response, "label": label, "metadata": dict(metadata)}
+        try:
+            line = _line(request)
+        except (TypeError, ValueError) as error:
+            raise RewardFailed(f"{rm_type}: the sample's metadata can't be sent to a process: {error}") from error
+        async with self._place() as place:
+            reply = await place.load(rm_type)
+            if "error" not in reply:
+                async with asyncio.timeout(self._timeout_s):
+                    reply = await place.ask(line)
+        if "error" in reply:
+            raise RewardFailed(reply["error"])
+        reward: Reward = reply["reward"]
+        return reward
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """A user's function may block: it gets a thread."""
@@ -125,6 +138,7 @@ class _Place:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._process: Process | None = None
+        self._loaded: set[str] = set()
         self._ended: Process | None = None
 
     @property
@@ -137,6 +151,7 @@ class _Place:
             return
         self.kill()
         await self.wait_ended()
+        self._loaded.clear()
         root = str(Path(miles.__file__).parents[1])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         command = (sys.executable, "-P", "-m", "miles.rollout.rm_hub.score_process", str(self._timeout_s))
@@ -150,6 +165,19 @@ class _Place:
             raise RewardFailed(f"a reward process took more than {START_TIMEOUT_S:.0f} s to start") from None
         except OSError as error:
             raise RewardFailed(f"a reward process can't be started: {error}") from error
+
+    async def load(self, rm_type: str) -> dict[str, Any]:
+        """Makes sure that a type's imports are done; the reply says why not, where they fail."""
+        if rm_type in self._loaded:
+            return {}
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                reply = await self.ask(_line({"load": rm_type}))
+        except TimeoutError:
+            raise RewardFailed(f"the imports of {rm_type} took more than {START_TIMEOUT_S:.0f} s") from None
+        if "error" not in reply:
+            self._loaded.add(rm_type)
+        return reply
 
     async def ask(self, request: bytes) -> dict[str, Any]:
         """The reply to one request. Raises RewardFailed where the process dies over it."""
@@ -171,6 +199,10 @@ class _Place:
         if self._ended is not None:
             await self._ended.wait()
             self._ended = None
+
+
+def _line(request: dict[str, Any]) -> bytes:
+    return json.dumps(request).encode() + b"\n"
 
 
 async def _read_reply(process: Process) -> dict[str, Any]:

@@ -1,31 +1,31 @@
 """Samples in, their rewards out: which reward a sample wants, asked of the shipped types or of the user's function.
 
 A sample's own wish comes before the run's: `reward_spec.custom_rm_path`, then ``--custom-rm-path``; `reward_spec.rm_type`,
-then ``metadata["rm_type"]``, then ``--rm-type``. A custom function comes before any type.
+then ``metadata["rm_type"]``, then ``--rm-type``. A custom function comes before any type. Cheap types are scored in
+place, the others in processes; `remote_rm` asks a server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from argparse import Namespace
 from collections.abc import Callable, Coroutine, Sequence
-from numbers import Real
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from miles.errors import HookError, MilesError, RewardFailed, SettingsError
 from miles.hooks import hook_failed, load_function
 from miles.rollout.rm_hub.pool import ProcessScorer
-from miles.rollout.rm_hub.rm_types import is_known, known_types
+from miles.rollout.rm_hub.remote import RemoteRewards
+from miles.rollout.rm_hub.rm_types import Reward, as_reward, find, is_known, judged_part, known_types
 from miles.rollout.rm_hub.scorer import Scorer
 from miles.types import Sample
 
 T = TypeVar("T")
-Reward = float | dict[str, Any] | None
 
 _scorers: WeakKeyDictionary[asyncio.AbstractEventLoop, Scorer] = WeakKeyDictionary()
+_remotes: WeakKeyDictionary[asyncio.AbstractEventLoop, RemoteRewards] = WeakKeyDictionary()
 
 
 def use_scorer(scorer: Scorer) -> None:
@@ -43,9 +43,16 @@ async def async_rm(args: Namespace, sample: Sample, **kwargs: Any) -> Reward:
     if path:
         return _reward(path, await _call_hook(path, args, sample, on=f"sample {sample.index}", **kwargs), sample)
     rm_type = _rm_type(args, sample)
-    if not sample.label:
+    kind = find(rm_type)
+    if kind.labelled and not sample.label:
         raise RewardFailed(f"sample {sample.index} has no label that {rm_type} could compare with; see --label-key")
-    return await _scorer(args).score(rm_type, sample.response, sample.label)
+    if kind.function is None:
+        return await _ask_server(args, rm_type, sample)
+    metadata = {key: sample.metadata[key] for key in kind.metadata if key in sample.metadata}
+    try:
+        return await _scorer(args).score(rm_type, sample.response, sample.label or "", metadata)
+    except RewardFailed as error:
+        raise RewardFailed(f"sample {sample.index}: {error}") from error
 
 
 async def batched_async_rm(
@@ -91,6 +98,9 @@ class Rewards:
 
     async def close(self) -> None:
         await self.scorer.close()
+        remote = _remotes.pop(asyncio.get_running_loop(), None)
+        if remote is not None:
+            await remote.close()
 
 
 def _custom_path(args: Namespace, sample: Sample) -> str | None:
@@ -115,6 +125,23 @@ def _scorer(args: Namespace) -> Scorer:
             processes=getattr(args, "reward_processes", 1), timeout_s=getattr(args, "reward_timeout_s", 5.0)
         )
     return _scorers[loop]
+
+
+async def _ask_server(args: Namespace, rm_type: str, sample: Sample) -> Reward:
+    url = getattr(args, "rm_url", None)
+    if not url:
+        raise SettingsError(
+            [f"sample {sample.index} wants reward type {rm_type}: --rm-url http://host:port/path is needed"]
+        )
+    loop = asyncio.get_running_loop()
+    if loop not in _remotes:
+        _remotes[loop] = RemoteRewards(
+            concurrency=getattr(args, "rm_concurrency", 64),
+            timeout_s=getattr(args, "rm_timeout_s", 60.0),
+            retries=getattr(args, "rm_retries", 5),
+        )
+    response = judged_part(rm_type, sample.response)
+    return await _remotes[loop].score(url, sample.prompt, response, sample.label)
 
 
 async def _settle(scorings: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -158,12 +185,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _reward(path: str, value: Any, sample: Sample) -> Reward:
-    """A hook's value as a reward: a finite number, an object (``--reward-key`` names its number), or None, unscored."""
-    if value is None or isinstance(value, dict):
-        return value
-    number = value.item() if hasattr(value, "item") else value
-    if not isinstance(number, Real) or not math.isfinite(number):
-        raise HookError(
-            f"{path} returned {value!r} for sample {sample.index}; a finite number, an object or None works"
-        )
-    return float(number)
+    try:
+        return as_reward(value)
+    except ValueError as error:
+        raise HookError(f"{path} returned {value!r} for sample {sample.index}; {error}") from None

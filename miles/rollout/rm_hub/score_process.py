@@ -1,9 +1,11 @@
 """Requests on stdin, verdicts on stdout, one JSON object a line: the process that checks answers for a `ProcessScorer`.
 
-    {"rm_type": "math", "response": "...", "label": "..."}  ->  {"reward": 1.0}  or  {"error": "..."}
+    {"load": "math"}  ->  {"loaded": "math"}  or  {"error": "..."}
+    {"rm_type": "math", "response": "...", "label": "...", "metadata": {}}  ->  {"reward": 1.0}  or  {"error": "..."}
 
-It says ``{"ready": true}`` once everything is imported, and ends with its stdin. Its parent kills it at the limit; should
-the parent be gone or stopped, the kernel's alarm does, whatever the answer keeps it busy with.
+It says ``{"ready": true}`` at its start, and ends with its stdin. A type that is loaded before its first answer takes no
+time for imports out of that answer's limit. Its parent kills the process at the limit; should the parent be gone or
+stopped, the kernel's alarm does, whatever the answer keeps it busy with.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from typing import Any, BinaryIO
 
-from miles.rollout.rm_hub.rm_types import RM_TYPES, score_function
+from miles.errors import RewardFailed
+from miles.rollout.rm_hub.rm_types import score_function, score_in_place
 
 MEMORY_LIMIT_BYTES = 4 << 30
 
@@ -29,21 +33,34 @@ def main(timeout_s: float) -> None:
 
 def serve(requests: BinaryIO, replies: BinaryIO, backstop_s: float) -> None:
     """Answers requests until there are no more."""
-    for rm_type in RM_TYPES:
-        score_function(rm_type)(r"\boxed{\sqrt{x}}", r"\sqrt{y}")
     _reply(replies, {"ready": True})
     for line in requests:
+        request = json.loads(line)
+        if "load" in request:
+            _reply(replies, load(request["load"]))
+            continue
         signal.setitimer(signal.ITIMER_REAL, backstop_s)
-        reply = verdict(**json.loads(line))
+        reply = verdict(**request)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _reply(replies, reply)
 
 
-def verdict(rm_type: str, response: str, label: str) -> dict[str, Any]:
+def load(rm_type: str) -> dict[str, Any]:
+    """Imports what a type needs, and, with an answer that nobody gave, what it imports on its first one."""
     try:
-        return {"reward": score_function(rm_type)(response, label)}
-    except Exception as error:  # no fault of reward code ends the process: the parent turns it into RewardFailed
+        score_function(rm_type)
+    except Exception as error:  # importing is no fault that ends the process either: the parent hears of it
         return {"error": repr(error)}
+    with suppress(RewardFailed):
+        score_in_place(rm_type, r"</think>\boxed{\sqrt{x}}", r"\sqrt{y}", {})
+    return {"loaded": rm_type}
+
+
+def verdict(rm_type: str, response: str, label: str, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
+    try:
+        return {"reward": score_in_place(rm_type, response, label, metadata or {})}
+    except RewardFailed as error:  # no fault of reward code ends the process: it is one again in the parent
+        return {"error": str(error)}
 
 
 def _claim_stdout() -> BinaryIO:

@@ -1,14 +1,17 @@
-"""The port that reward code stands behind, and its implementation in place: (type, reply, label) in, a reward out."""
+"""The port that reward code stands behind, and its implementation in place: type, reply, label, metadata in, a reward out."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from miles.errors import RewardFailed
-from miles.rollout.rm_hub.rm_types import score_function
+from miles.rollout.rm_hub.rm_types import Reward, score_in_place
+
+NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class ScorerStatistics:
 class Scorer(Protocol):
     """Where reward code runs."""
 
-    async def score(self, rm_type: str, response: str, label: str) -> float:
+    async def score(self, rm_type: str, response: str, label: str, metadata: Mapping[str, Any] = NO_METADATA) -> Reward:
         """The reward of one answer by a shipped type. Raises RewardFailed where there is no verdict."""
         ...
 
@@ -47,14 +50,14 @@ class DirectScorer:
         self._scored = 0
         self._failed = 0
 
-    async def score(self, rm_type: str, response: str, label: str) -> float:
+    async def score(self, rm_type: str, response: str, label: str, metadata: Mapping[str, Any] = NO_METADATA) -> Reward:
         if self._answer_s:
             await asyncio.sleep(self._answer_s)
         try:
-            reward = score_function(rm_type)(response, label)
-        except Exception as error:  # as in a worker process: no fault of reward code is a reward, none ends the run
+            reward = score_in_place(rm_type, response, label, metadata)
+        except RewardFailed:
             self._failed += 1
-            raise RewardFailed(f"{rm_type} failed: {error!r}") from error
+            raise
         self._scored += 1
         return reward
 

@@ -1,111 +1,14 @@
 """The HTTP surface, on the ASGI application itself: what clients send, what they get, and what it does to the rest."""
 
 import asyncio
-import contextlib
 import json
-import weakref
-from pathlib import Path
 
-import httpx
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from miles.engine.local.application import Application
 from miles.engine.local.server import EngineOptions, open_service
 from miles.errors import SettingsError
-from tests.engine.local.test_local_loading import write_segment
-from tests.engine.local.tiny import VOCAB, steps
-
-PROMPT = [5, 9, 2]
-GREEDY = {"temperature": 0, "ignore_eos": True}
-
-
-class Server:
-    """A served engine. ``client`` speaks HTTP to it; conditions are awaited, never slept for."""
-
-    def __init__(self, service):
-        self.service = service
-        self.app = Application(service)
-        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://engine")
-
-    async def generate(self, new, prompt=PROMPT, rid=None, **params):
-        return await self.post(
-            "/generate",
-            input_ids=prompt,
-            sampling_params=GREEDY | {"max_new_tokens": new} | params,
-            return_logprob=True,
-            rid=rid,
-        )
-
-    async def post(self, endpoint, /, **body):
-        return await self.client.post(endpoint, json=body, timeout=60)
-
-    async def version(self):
-        return (await self.client.get("/model_info")).json()["weight_version"]
-
-    async def wait_waiting(self, count):
-        """Until ``count`` requests wait; only a paused engine has them wait for long."""
-        while await self.service.between_steps(lambda: self.service.engine.waiting) != count:
-            pass
-
-    async def frozen(self, *generations, tokens=3):
-        """Starts requests and freezes them in place when each has so many tokens."""
-        await self.post("/pause_generation", mode="in_place")
-        tasks = [asyncio.create_task(g) for g in generations]
-        await self.wait_waiting(len(tasks))
-        await self.service.between_steps(lambda: self.advance(tokens))
-        return tasks
-
-    def advance(self, count):
-        engine = self.service.engine
-        engine.resume()
-        steps(engine, count)
-        engine.pause("in_place")
-
-
-@contextlib.asynccontextmanager
-async def serving(folder: Path, **options):
-    service = open_service(EngineOptions(folder, dtype="float32", **options))
-    server = Server(service)
-    try:
-        yield server
-    finally:
-        await server.client.aclose()
-        service.thread.stop()
-        assert await asyncio.to_thread(service.thread.wait_stopped, 30)
-
-
-def served(test):
-    """Runs a coroutine test with a server over the folder of its ``folder`` fixture."""
-
-    def run(folder, other_folder, tmp_path):
-        async def main():
-            async with serving(folder) as server:
-                names = test.__code__.co_varnames[1 : test.__code__.co_argcount]
-                fixtures = {"folder": folder, "other_folder": other_folder, "tmp_path": tmp_path}
-                await test(server, **{name: fixtures[name] for name in names})
-
-        asyncio.run(main())
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-def is_mapped(path):
-    return str(path) in Path("/proc/self/maps").read_text()
-
-
-def message(reply):
-    return reply.json()["error"]["message"]
-
-
-def spans(reply):
-    return [(s["version"], s["start"], s["end"]) for s in reply.json()["meta_info"]["weight_versions"]]
-
-
-def reason(reply):
-    return reply.json()["meta_info"]["finish_reason"]["type"]
+from tests.engine.local.served import GREEDY, PROMPT, message, reason, served, serving, spans
+from tests.engine.local.tiny import VOCAB
 
 
 @served
@@ -304,67 +207,6 @@ async def test_label_update_aborts_nothing_unless_asked(server):
     await server.post("/update_weight_version", new_version="6", abort_all_requests=True)
     assert [reason(r) for r in await asyncio.gather(*tasks)] == ["abort"] * 2
     assert await server.version() == "6"
-
-
-@served
-async def test_refused_update_leaves_old_weights_and_version_serving(server, other_folder, tmp_path):
-    before = (await server.generate(20)).json()["output_ids"]
-    tensors = load_file(other_folder / "model.safetensors")
-    tensors["model.norm.weight"] = torch.ones(5)
-    save_file(tensors, tmp_path / "model.safetensors")
-    for path, body in (
-        ("/update_weights_from_disk", {"model_path": str(tmp_path)}),
-        ("/update_weights_from_disk", {"model_path": str(tmp_path / "nowhere")}),
-        ("/update_weights_from_shared_memory", {"path": str(tmp_path / "nowhere.bin")}),
-        ("/update_weights_from_shared_memory", {"path": str(write_segment(tmp_path, tensors))}),
-    ):
-        reply = await server.post(path, **body, weight_version="2")
-        assert reply.status_code == 400 and str(tmp_path) in message(reply)
-        assert await server.version() == "default"
-        assert (await server.generate(20)).json()["output_ids"] == before
-    assert "model.norm.weight has shape [5], Qwen3ForCausalLM needs [48]" in message(reply)
-
-
-@served
-async def test_update_sets_weights_and_label_together_and_drops_the_former_segment(server, other_folder, tmp_path):
-    before = (await server.generate(20)).json()["output_ids"]
-    first = weakref.ref(server.service.engine._model)
-    paths = []
-    for version in ("1", "2", "3"):
-        folder = tmp_path / version
-        folder.mkdir()
-        paths.append(write_segment(folder, load_file(other_folder / "model.safetensors")))
-        reply = await server.post("/update_weights_from_shared_memory", path=str(paths[-1]), weight_version=version)
-        assert reply.json() == {"success": True, "weight_version": version}
-        assert [is_mapped(path) for path in paths] == [False] * (len(paths) - 1) + [True]
-        assert await server.version() == version
-    assert first() is None, "the weights of the start are still in memory"
-    after = await server.generate(20)
-    assert after.json()["output_ids"] != before
-    assert spans(after) == [("3", 0, 20)]
-
-
-@served
-async def test_update_from_disk_without_a_label_keeps_the_label(server, other_folder):
-    before = (await server.generate(20)).json()["output_ids"]
-    reply = await server.post("/update_weights_from_disk", model_path=str(other_folder), load_format=None)
-    assert reply.json() == {"success": True, "weight_version": "default"}
-    assert (await server.generate(20)).json()["output_ids"] != before
-
-
-@served
-async def test_nan_weights_give_500_and_the_server_lives_until_good_ones_heal_it(server, folder, tmp_path):
-    before = (await server.generate(20)).json()["output_ids"]
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.0.mlp.up_proj.weight"].fill_(torch.nan)
-    save_file(tensors, tmp_path / "model.safetensors")
-    await server.post("/update_weights_from_disk", model_path=str(tmp_path), weight_version="2")
-    for reply in await asyncio.gather(*[server.generate(20) for _ in range(3)]):
-        assert reply.status_code == 500 and "not finite" in message(reply) and "'2'" in message(reply)
-    assert (await server.client.get("/health")).status_code == 200
-    assert (await server.client.get("/health_generate")).status_code == 500
-    await server.post("/update_weights_from_disk", model_path=str(folder), weight_version="3")
-    assert (await server.generate(20)).json()["output_ids"] == before
 
 
 @served

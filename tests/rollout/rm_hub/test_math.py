@@ -43,6 +43,8 @@ RIGHT = [
     ("complete box before a cut one", r"\boxed{2} and \boxed{3", "2"),
     ("nested braces", r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{\sqrt{2}}{2}"),
     ("thousands", r"\boxed{1\,000}", "1,000"),
+    ("decimals with a zero", "2.50", "2.5"),
+    ("decimal of a fraction", "-1,000.25", r"-\frac{4001}{4}"),
     ("six decimals", "0.1234568", "$0.1234567$"),
     ("word", "The answer is Friday.", "friday"),
     ("boxed word", r"\boxed{\text{Friday}}", "Friday"),
@@ -56,6 +58,9 @@ RIGHT = [
     ("line end of a completion", "17\n", "17"),
     ("value of a variable", "x = 5", "5"),
     ("variable named in the label", "5", "$x=5$"),
+    ("end token", "17<|im_end|>", "17"),
+    ("end tokens after a hash line", "#### 18<|im_end|>\n<|endoftext|>", "18"),
+    ("end token after a statement", r"The answer is \frac{1}{2}.</s>", "0.5"),
     ("formula in another form", "n(n+1)/2", r"\frac{n^2+n}{2}"),
 ]
 
@@ -64,6 +69,7 @@ WRONG = [
     ("tiny against large", r"$\frac{1}{3 \cdot 2^{2006}}$", r"$\frac{2^{2005}+1}{3 \cdot 2^{2006}}$"),
     ("tiny factor of a variable", r"\boxed{\frac{x}{2006!}}", r"$\frac{x}{2004!}$"),
     ("tiny number in a set", r"\boxed{\{\frac{1}{2006!}, 1\}}", r"\{\frac{1}{2004!}, 1\}"),
+    ("another decimal", "2.51", "2.5"),
     ("decimals below the rounding", r"\boxed{0.0000002}", r"\frac{1}{10000000}"),
     ("sequences with an ellipsis", r"$1, 3, 5, \ldots, 2n-1$", r"$1, 2, \ldots, n$"),
     ("values of a variable", "$n=1, 2, 3$", "$n=2, 3, 4$"),

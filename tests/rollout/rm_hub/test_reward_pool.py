@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from miles.errors import RewardFailed
-from miles.rollout.rm_hub import rewards
+from miles.rollout.rm_hub import pool, rewards, rm_types
 from miles.rollout.rm_hub.pool import ProcessScorer
 
 pytestmark = pytest.mark.slow
@@ -122,6 +122,49 @@ def test_cheap_types_need_no_process():
     run(law)
 
 
+def test_imports_of_a_type_come_before_its_first_answer_and_out_of_no_limit(monkeypatch):
+    asked = []
+    ask = pool._Place.ask
+
+    async def recorded(place, line):
+        request = json.loads(line)
+        asked.append("load" if "load" in request else request["rm_type"])
+        return await ask(place, line)
+
+    async def law(scorer):
+        limits = []
+        monkeypatch.setattr(pool.asyncio, "timeout", lambda s: limits.append(s) or timeout(s))
+        for _ in range(2):
+            assert await scorer.score("math", "5", "5") == 1.0
+        return limits
+
+    timeout = asyncio.timeout
+    monkeypatch.setattr(pool._Place, "ask", recorded)
+    start, load, first, second = run(law)
+    assert (start, load) == (pool.START_TIMEOUT_S, pool.START_TIMEOUT_S)
+    assert (first, second) == (20.0, 20.0)
+    assert asked == ["load", "math", "math"]
+
+
+def test_fault_of_reward_code_is_counted_and_keeps_its_process():
+    async def law(scorer):
+        await scorer.start()
+        before = scorer.pids
+        for rm_type, metadata, said in (
+            ("dapo", {}, "dapo failed: .*'x' is no integer"),
+            ("gpqa", {"choices": ["a"]}, "gpqa failed: .*the label 'x' is none of the choices A"),
+            ("ifbench", {"instruction_id_list": ["format:emoji"]}, "format:emoji needs a table of emoji"),
+            ("ifbench", {"instruction_id_list": object()}, "the sample's metadata can't be sent to a process"),
+        ):
+            with pytest.raises(RewardFailed, match=said):
+                await scorer.score(rm_type, "5", "x", metadata)
+        assert (scorer.statistics().failed, scorer.statistics().scored) == (4, 0)
+        assert scorer.pids == before
+        assert await scorer.score("ifbench", "ab", "", {"instruction_id_list": ["format:no_whitespace"]}) == 1.0
+
+    run(law)
+
+
 def test_users_functions_do_not_block_the_loop():
     async def law(scorer):
         on_thread = await scorer.call(lambda: threading.current_thread() is threading.main_thread())
@@ -165,6 +208,16 @@ def test_process_goes_on_after_a_fault_in_reward_code():
     replies = [json.loads(line) for line in done.stdout.splitlines()]
     assert replies[0] == {"ready": True}
     assert [list(r) for r in replies[1:]] == [["error"], ["error"], ["reward"]]
+
+
+def test_type_that_a_process_cannot_load_is_no_verdict(monkeypatch):
+    async def law(scorer):
+        monkeypatch.setitem(rm_types.RM_TYPES, "broken", rm_types.RmType("no_such_module.score"))
+        with pytest.raises(RewardFailed, match="broken"):
+            await scorer.score("broken", "5", "5")
+        assert await scorer.score("math", "5", "5") == 1.0
+
+    run(law)
 
 
 def test_no_process_outlives_its_parent():

@@ -80,6 +80,26 @@ def test_missing_label_is_no_zero(label):
         run(async_rm, args(), sample(label=label))
 
 
+def test_types_without_labels_need_none():
+    assert run(async_rm, args(rm_type="deterministic_random"), sample(label=None)) in (0.0, 1.0)
+
+
+def test_types_get_the_metadata_that_they_read():
+    instructions = {"rm_type": "ifbench", "instruction_id_list": ["format:no_whitespace"], "other": object()}
+    assert run(async_rm, args(), sample("ab", None, metadata=instructions)) == 1.0
+    assert run(async_rm, args(), sample("a b", None, metadata=instructions)) == 0.0
+
+
+def test_object_rewards_come_whole():
+    reward = run(async_rm, args(rm_type="dapo"), sample("Answer: 2"))
+    assert reward == {"score": 1.0, "acc": True, "pred": "2"}
+
+
+def test_fault_of_the_data_names_the_sample():
+    with pytest.raises(RewardFailed, match=r"sample 7: dapo failed: .*'1/2' is no integer"):
+        run(async_rm, args(rm_type="dapo"), sample(label="1/2"))
+
+
 # ---- the user's function
 
 
