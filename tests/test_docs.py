@@ -48,6 +48,7 @@ FOREIGN = {
     "mypy": set(),
     "tensorboard": {"--logdir"},
     "pytest": {"-m"},
+    "miles.engine.conformance": {"--backend", "--model-path"},
 }
 """Programs that are not ours, and their options that the docs may use."""
 FAMILIES = "rollout|train|perf|eval"
@@ -172,7 +173,7 @@ def judge_python(arguments):
         module, *options = arguments[1:]
         if module != "venv":
             assert {o for o in options if o.startswith("-")} <= FOREIGN[module]
-            assert all(Path(o).exists() for o in options if "/" in o)
+            assert all(Path(o).exists() for o in options if "/" in o and "://" not in o)
     elif Path(arguments[0]).name in ("train.py", "train_async.py"):
         check_flags(arguments[1:], Path(arguments[0]).stem)
     else:

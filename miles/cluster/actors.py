@@ -20,9 +20,10 @@ from miles import loops
 from miles.cluster.engine_process import EngineProcess
 from miles.config import Settings
 from miles.data.render import PromptEncoder, load_tokenizer
+from miles.engine.backends import Backend
 from miles.engine.gateway import Gateway
 from miles.engine.http import HttpTransport
-from miles.engine.launch import engine_command, model_context
+from miles.engine.launch import model_context
 from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
 from miles.rollout.assembly import assemble, make_client
@@ -58,13 +59,13 @@ def free_port(host: str = "127.0.0.1") -> int:
 class EngineSide:
     """Starts an engine beside itself, and again whenever it dies."""
 
-    def __init__(self, settings: Settings, model: str, log: str) -> None:
+    def __init__(self, settings: Settings, backend: Backend, model: str, log: str) -> None:
         port = free_port()
         self._engine = EngineProcess(
-            engine_command(settings, model=model, port=port),
+            backend.launch(settings, model=model, port=port, extra=backend.passed_on(settings.passthrough)),
             f"http://127.0.0.1:{port}",
             Path(log),
-            start_timeout_s=settings.engine.engine_start_timeout_s,
+            start_timeout_s=settings.engine.engine_start_timeout_s or backend.start_timeout_s,
             health_interval_s=settings.engine.rollout_health_check_interval,
             health_timeout_s=settings.engine.rollout_health_check_timeout,
         )
@@ -91,12 +92,12 @@ class EngineSide:
 class RolloutSide:
     """The rollout side of the ring. `start`, then `run` beside everything else."""
 
-    def __init__(self, settings: Settings, steps: range) -> None:
+    def __init__(self, settings: Settings, backend: Backend, steps: range) -> None:
         self._settings = settings
         self._steps = steps
         self._events: list[dict[str, Any]] = []
         self._lost: Counter[str] = Counter()
-        self._client = make_client(settings, HttpTransport())
+        self._client = make_client(settings, backend.adapt(HttpTransport()))
         self._table = self._client.table
 
     async def start(self, resume_from: str | None) -> str:

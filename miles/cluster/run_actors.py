@@ -19,6 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from miles.cluster.actors import EngineActor, RolloutActor, TrainerActor
 from miles.config import Settings
+from miles.engine.backends import backend_of, weights_kind
 from miles.errors import MilesError, WorkerDied
 from miles.types import Weights
 
@@ -36,13 +37,14 @@ class RunActors:
         self._rollouts: Any = None
         self._trainers: list[Any] = []
         self._engines: list[Any] = []
-        self._weights_kind = "disk" if settings.engine.update_weight_transfer_mode == "disk" else "shm"
+        self._backend = backend_of(settings.engine)
+        self._weights_kind = weights_kind(settings.engine, self._backend)
         self._weights_folder = self._make_weights_folder()
 
     def _make_weights_folder(self) -> Path:
         given = self._settings.engine.update_weight_disk_dir
         if self._weights_kind == "disk":
-            folder = Path(given) if given else self._logs.parent / "weights"
+            folder = (Path(given) if given else self._logs.parent / "weights").absolute()
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
@@ -54,16 +56,19 @@ class RunActors:
     async def start(self) -> None:
         """Starts every actor and waits until each answers. Raises the first failure."""
         settings = self._settings
-        gpus = 1 if ray.cluster_resources().get("GPU") else 0  # the embedded engine runs on the CPU
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        gpus_per_engine = gpus * settings.engine.rollout_num_gpus_per_engine if self._backend.uses_gpus else 0
         ranks = settings.trainer_ranks
-        self._rollouts = RolloutActor.remote(settings, self._steps)
+        self._rollouts = RolloutActor.remote(settings, self._backend, self._steps)
         env = {"env_vars": {"OMP_NUM_THREADS": str(settings.model.torch_threads)}}
         self._trainers = [
             TrainerActor.options(num_gpus=gpus, runtime_env=env).remote(settings, rank, ranks, self._steps.stop)
             for rank in range(ranks)
         ]
         self._engines = [
-            EngineActor.remote(settings, settings.model.hf_checkpoint, str(self._logs / f"engine-{i}.log"))
+            EngineActor.options(num_gpus=gpus_per_engine).remote(
+                settings, self._backend, settings.model.hf_checkpoint, str(self._logs / f"engine-{i}.log")
+            )
             for i in range(settings.num_engines)
         ]
         self._running = [engine.run.remote(self._rollouts) for engine in self._engines]

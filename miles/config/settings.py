@@ -154,6 +154,7 @@ class EngineSettings:
         "inference server; auto: sglang where CUDA and sglang are there, else local",
         choices=("auto", "local", "sglang", "vllm"),
     )
+    engine_python: str | None = flag(None, "interpreter of the environment that holds sglang or vllm; unset: this one")
     rollout_num_gpus: int | None = flag(None, "devices for engines; unset without accelerators: 1", positive=True)
     rollout_num_gpus_per_engine: int = flag(1, "devices per engine", positive=True)
     engine_wait_s: float = flag(300.0, "seconds a run lives with no engine in the routing", positive=True)
@@ -162,7 +163,9 @@ class EngineSettings:
     )
     update_weights_interval: int = flag(1, "training steps per weight publication", positive=True)
     update_weight_transfer_mode: str = flag(
-        "auto", "how weights reach engines; auto: shared memory on one machine", choices=("auto", "shm", "disk")
+        "auto",
+        "how weights reach engines; auto: shared memory for local engines, disk for sglang and vllm",
+        choices=("auto", "shm", "disk"),
     )
     update_weight_disk_dir: str | None = flag(
         None, "folder for published weights in mode disk; unset: in the run folder"
@@ -175,7 +178,9 @@ class EngineSettings:
     )
     rollout_health_check_interval: float = flag(30.0, "seconds between health checks of an engine", positive=True)
     rollout_health_check_timeout: float = flag(30.0, "seconds a health check may take", positive=True)
-    engine_start_timeout_s: float = flag(120.0, "seconds an engine may take to start", positive=True)
+    engine_start_timeout_s: float | None = flag(
+        None, "seconds an engine may take to start; unset: 120 for local, 1800 for sglang and vllm", positive=True
+    )
 
 
 @dataclass(frozen=True)

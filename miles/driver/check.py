@@ -13,6 +13,7 @@ import miles.rollout.rm_hub.check
 import miles.train.check
 from miles.config import Problems, Settings
 from miles.driver.checkpoints import find_checkpoint
+from miles.engine.backends import has_accelerator
 
 ROOMS = (
     miles.config.effects,
@@ -74,11 +75,7 @@ def _is_foreign(path: str) -> bool:
 def _warn_of_few_cores(settings: Settings, problems: Problems) -> None:
     cores = os.cpu_count() or 1
     processes = settings.num_engines + settings.trainer_ranks
-    if processes > cores and not _has_accelerator():
+    if processes > cores and not has_accelerator():
         problems.warn(
             f"{settings.num_engines} engines and {settings.trainer_ranks} trainer ranks share {cores} CPU cores"
         )
-
-
-def _has_accelerator() -> bool:
-    return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")

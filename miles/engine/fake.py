@@ -85,7 +85,7 @@ class FakeEngine:
         if path == "/health":
             return Reply(self.health.popleft() if self.health else 200, {})
         if path == "/model_info":
-            return Reply(200, {"weight_version": self.version})
+            return Reply(200, {"model_path": "fake", "weight_version": self.version})
         return await self._control(path, payload or {})
 
     def kill(self) -> None:
@@ -159,8 +159,11 @@ class FakeEngine:
             if isinstance(action, Hang):
                 await stop.wait()
                 raise EngineUnreachable("fake engine broke a hanging request")
+            params = payload["sampling_params"]
             want = action.tokens if action else self.length(payload, rng)
-            limit = payload["sampling_params"].get("max_new_tokens") or want
+            limit = params.get("max_new_tokens") or want
+            if params.get("ignore_eos") and action is None:
+                want = limit + 1
             finish = action.finish if action else ("length" if want > limit else "stop")
             return await self._sample(payload, min(want, limit), finish, stop, rng)
         finally:
@@ -169,6 +172,12 @@ class FakeEngine:
     async def _sample(
         self, payload: dict[str, Any], count: int, finish: str, stop: asyncio.Event, rng: random.Random
     ) -> Reply:
+        entries = [[-rng.random(), rng.randrange(1, 100), None] for _ in range(count)]
+        ends = payload["sampling_params"].get("stop_token_ids") or ()
+        for at, (_, token, _) in enumerate(entries):
+            if token in ends:
+                count, finish = at + 1, "stop"
+                break
         versions: list[str] = []
         while len(versions) < count and not stop.is_set():
             await self._open_gate().wait()
@@ -179,7 +188,7 @@ class FakeEngine:
         if stop.is_set() and len(versions) < count:
             finish = "abort"
             self.aborted += 1
-        entries = [[-rng.random(), rng.randrange(1, 100), None] for _ in versions]
+        entries = entries[: len(versions)]
         meta: dict[str, Any] = {
             "id": payload["rid"],
             "finish_reason": {"type": finish},

@@ -99,8 +99,11 @@ class Publisher:
     async def _update(self, url: str, weights: Weights) -> None:
         """One engine's update. Raises `EngineError`; the engine then serves its old weights under its old label."""
         timeout_s = UPDATE_TIMEOUT_S[weights.kind]
-        name = "model_path" if weights.kind == "disk" else "path"
-        payload = {name: weights.path, "weight_version": str(weights.version)}
+        payload: dict[str, Any] = {"weight_version": str(weights.version)}
+        if weights.kind == "disk":
+            payload |= {"model_path": weights.path, "flush_cache": self._pause_mode != "in_place"}
+        else:
+            payload["path"] = weights.path
         async with self._updating.setdefault(url, asyncio.Lock()):
             await self._call(url, "/pause_generation", {"mode": self._pause_mode}, timeout_s)
             held = self._held.setdefault(url, set())

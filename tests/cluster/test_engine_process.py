@@ -9,6 +9,7 @@ import pytest
 
 from miles.cluster.actors import free_port, given_up_metric
 from miles.cluster.engine_process import EngineProcess, EngineStartFailed
+from miles.engine.launch import Launch
 
 READY = "print('miles-engine ready http://x', flush=True)"
 SERVES = f"""
@@ -23,10 +24,10 @@ server.serve_forever()
 """
 
 
-def process_of(tmp_path, program, port=1, **limits):
+def process_of(tmp_path, program, port=1, ready_line="miles-engine ready", **limits):
     values = dict(start_timeout_s=60.0, health_interval_s=60.0, health_timeout_s=60.0)
-    command = [sys.executable, "-c", program.replace("PORT", str(port))]
-    return EngineProcess(command, f"http://127.0.0.1:{port}", tmp_path / "logs" / "engine.log", **(values | limits))
+    launch = Launch((sys.executable, "-c", program.replace("PORT", str(port))), ready_line=ready_line)
+    return EngineProcess(launch, f"http://127.0.0.1:{port}", tmp_path / "logs" / "engine.log", **(values | limits))
 
 
 def run_until_downs(engine, count, when_up=None):
@@ -92,6 +93,21 @@ def test_an_engine_that_never_gets_ready_ends_the_run_with_its_own_words(tmp_pat
 
     with pytest.raises(EngineStartFailed, match="no such tensor"):
         asyncio.run(engine.run(never, never))
+
+
+def test_a_server_that_says_nothing_is_up_once_its_health_answers_200(tmp_path):
+    port = free_port()
+    engine = process_of(tmp_path, SERVES, port, ready_line=None)
+    kill = lambda e: os.kill(e.pid, signal.SIGKILL)  # noqa: E731
+    assert run_until_downs(engine, 1, when_up=kill) == ["up", "engine process ended with exit code -9"]
+
+
+@pytest.mark.parametrize("program", ["import sys; sys.exit('no GPU')", SERVES.replace("200", "503")])
+def test_a_server_that_ends_or_stays_unhealthy_has_failed_to_start(tmp_path, program):
+    limit_s = 60.0 if "no GPU" in program else 1.0
+    engine = process_of(tmp_path, program, free_port(), ready_line=None, start_timeout_s=limit_s)
+    with pytest.raises(EngineStartFailed, match="no GPU" if "no GPU" in program else r"not ready within 1 s"):
+        asyncio.run(engine.run(None, None))
 
 
 def test_an_engine_that_is_too_slow_to_start_is_ended(tmp_path):

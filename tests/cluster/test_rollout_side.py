@@ -7,6 +7,7 @@ import pytest
 
 from miles.cluster.actors import RolloutSide
 from miles.config import Problems, Settings
+from miles.engine.backends import BACKENDS
 from miles.hooks import function_registry
 from miles.rollout.rm_hub import Rewards
 from miles.rollout.rm_hub.scorer import ScorerStatistics
@@ -29,7 +30,7 @@ def taken(*flags, timed_out=0):
     async def take_batch(step):
         return Batch(step, 1, (group,))
 
-    side = RolloutSide(settings, range(1))
+    side = RolloutSide(settings, BACKENDS["local"], range(1))
     side._args = settings.namespace()
     side._rollouts = SimpleNamespace(take_batch=take_batch, status=lambda: STATUS)
     scorer = SimpleNamespace(statistics=lambda: ScorerStatistics(timed_out=timed_out))

@@ -142,6 +142,25 @@ def test_an_engine_that_only_lost_a_connection_is_not_updated_again():
     assert "/continue_generation" in engine.calls
 
 
+@pytest.mark.parametrize(("mode", "flush"), [("retract", True), ("in_place", False)])
+def test_weights_on_a_disk_flush_the_cache_unless_requests_go_on_with_it(mode, flush):
+    engine = FakeEngine()
+    sent = []
+    update = engine._update
+
+    async def note(payload):
+        sent.append(payload)
+        return await update(payload)
+
+    engine._update = note
+
+    async def scenario(publisher, client, urls):
+        await publisher.publish(Weights(2, "disk", "/weights/version_000002"))
+
+    run(scenario, engine, mode=mode)
+    assert sent[-1] == {"weight_version": "2", "model_path": "/weights/version_000002", "flush_cache": flush}
+
+
 def test_an_engine_that_keeps_refusing_holds_no_segment():
     """It answered that it did not take the path, so the path is free again: shared memory does not grow."""
     refuses = FakeEngine()

@@ -98,6 +98,7 @@ class DiskFields(Fields):
     weight_version: str | None = None
     load_format: str | None = None
     flush_cache: bool = True
+    abort_all_requests: bool = False
 
 
 def control_endpoints(service: Service) -> FastAPI:
@@ -210,6 +211,8 @@ def _publish(api: FastAPI, service: Service) -> None:
     async def update_weights_from_disk(fields: DiskFields) -> dict[str, Any]:
         if fields.load_format not in (None, "auto", "safetensors"):
             raise EngineRefused(f"load_format {fields.load_format!r} is not supported; auto and safetensors are")
+        if fields.abort_all_requests:
+            await service.between_steps(partial(engine.abort, lambda _: True, "aborted by an update of the weights"))
         read = partial(load_folder, Path(fields.model_path), service.config, service.dtype)
         await service.update_weights(read, fields.weight_version)
         return {"success": True, "weight_version": engine.weight_version}

@@ -1,0 +1,30 @@
+"""Settings and a port in, the way to start the embedded engine out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from miles.config import Settings
+from miles.engine.launch import Launch
+
+READY_LINE = "miles-engine ready"
+
+
+def launch(settings: Settings, *, model: str, port: int, extra: Sequence[str] = ()) -> Launch:
+    """Serves ``model`` on 127.0.0.1:``port``; ``extra`` are more arguments, which win over those before them."""
+    sampling, engine = settings.sampling, settings.engine
+    argv = [
+        sys.executable, "-m", "miles.engine.local",
+        "--model-path", model,
+        "--port", str(port),
+        "--dtype", settings.model.dtype,
+        "--threads", str(settings.model.torch_threads),
+        "--max-running-requests", str(engine.sglang_max_running_requests),
+    ]  # fmt: skip
+    if engine.sglang_max_total_tokens is not None:
+        argv += ["--max-total-tokens", str(engine.sglang_max_total_tokens)]
+    if sampling.rollout_max_context_len is not None:
+        argv += ["--context-length", str(sampling.rollout_max_context_len)]
+    env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return Launch((*argv, *extra), env, READY_LINE)
