@@ -21,7 +21,8 @@ from miles import cli
 from miles.cluster.actors import given_up_metric
 from miles.config import Problems, Settings
 from miles.config.flags import default_of, flag_fields, flag_name
-from miles.config.settings import Mode, TrainSettings
+from miles.config.owners import TrainSettings
+from miles.config.settings import Mode
 from miles.driver.check import check as check_rooms
 from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.observe.run_folder import EVAL_STEP, RunFolder

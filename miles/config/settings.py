@@ -1,4 +1,4 @@
-"""All settings, one frozen class per owner, under the names that launch scripts use; sizes are derived, never stored.
+"""All settings of a run; sizes are derived from them, never stored.
 
 `Settings.parse(argv)` is the way in from a command line. Below it, code takes these objects or plain values; the
 flat `namespace()` goes to users' hooks alone.
@@ -14,7 +14,18 @@ from typing import Any, Literal
 
 from miles.config import command_line, flags, known
 from miles.config.command_line import Passed
-from miles.config.flags import flag
+from miles.config.owners import (
+    CheckpointSettings,
+    DataSettings,
+    EngineSettings,
+    EvalSettings,
+    ModelSettings,
+    RewardSettings,
+    RolloutSettings,
+    RunSettings,
+    SamplingSettings,
+    TrainSettings,
+)
 from miles.config.problems import Problems
 
 FULLY_ASYNC_PATHS = (
@@ -24,255 +35,6 @@ FULLY_ASYNC_PATHS = (
 )
 FIRST_ERA_PATHS = FULLY_ASYNC_PATHS[1:]
 Mode = Literal["sync", "one_step_off", "fully_async", "function"]
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """Model"""
-
-    hf_checkpoint: str | None = flag(None, "folder with the HF model and tokenizer that training starts from")
-    dtype: str = flag(
-        "auto",
-        "compute type of trainer and engines; auto: the checkpoint's own, float32 where a CPU has no bf16 units",
-        choices=("auto", "float32", "bfloat16"),
-    )
-    freeze_embeddings: bool = flag(False, "don't train the embeddings (nor a head tied to them)")
-    seed: int = flag(1234, "seed of the trainer")
-    torch_threads: int = flag(1, "torch threads of each process on a CPU", positive=True)
-
-
-@dataclass(frozen=True)
-class DataSettings:
-    """Prompts"""
-
-    data_source_path: str = flag(
-        "miles.rollout.data_source.RolloutDataSourceWithBuffer", "module.name of a DataSource class"
-    )
-    rollout_global_dataset: bool = flag(
-        True, "no prompt data: samples start empty, hooks fill them in", name="--disable-rollout-global-dataset"
-    )
-    prompt_data: tuple[str, ...] = flag(
-        (),
-        "training prompts, one or several of PATH.jsonl, PATH.parquet or reasoning_gym:TASKS, with @[a:b] and *weight",
-    )
-    input_key: str = flag("input", "key of the prompt: text or a list of chat messages")
-    label_key: str | None = flag(None, "key of the label")
-    metadata_key: str = flag("metadata", "key of the metadata object")
-    tool_key: str = flag("tools", "key of the list of tools that the chat template renders")
-    apply_chat_template: bool = flag(False, "render prompts with the tokenizer's chat template")
-    apply_chat_template_kwargs: dict[str, Any] = flag({}, "JSON object of arguments for the chat template")
-    chat_template_path: str | None = flag(None, "file with a chat template in the place of the tokenizer's")
-    rollout_shuffle: bool = flag(False, "shuffle the prompts anew in each epoch")
-    rollout_seed: int = flag(42, "seed of the shuffle and of sampling")
-    buffer_filter_path: str | None = flag(None, "module.name of a function that picks from groups that were given back")
-    num_epoch: int | None = flag(None, "epochs to train; --num-rollout wins", positive=True)
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """Sampling"""
-
-    rollout_temperature: float = flag(1.0, "temperature of training samples", positive=True)
-    rollout_top_p: float = flag(1.0, "nucleus of training samples")
-    rollout_top_k: int = flag(-1, "top-k of training samples; -1: off")
-    rollout_max_response_len: int | None = flag(None, "most tokens of a response", positive=True)
-    rollout_max_context_len: int | None = flag(None, "most tokens of prompt plus response", positive=True)
-    rollout_max_prompt_len: int | None = flag(
-        None,
-        "rows with more tokens are passed over; unset: --rollout-max-context-len - 1, if that is set",
-        positive=True,
-    )
-    rollout_stop: tuple[str, ...] = flag((), "texts that end a response")
-    rollout_stop_token_ids: tuple[int, ...] = flag((), "token ids that end a response")
-    rollout_skip_special_tokens: bool = flag(False, "leave special tokens out of the response text")
-
-
-@dataclass(frozen=True)
-class RolloutSettings:
-    """Rollout and its schedule"""
-
-    fully_async: bool = flag(False, "generation never stops while the policy trains")
-    rollout_function_path: str | None = flag(None, "module.name of a rollout function")
-    num_rollout: int | None = flag(None, "training steps", positive=True)
-    rollout_batch_size: int | None = flag(None, "prompts (groups) per training step", positive=True)
-    n_samples_per_prompt: int = flag(1, "samples per prompt", positive=True)
-    max_weight_staleness: int | None = flag(
-        None, "no trained token is older than this many weight versions; unset: no bound"
-    )
-    staleness_policy: str = flag("evict", "what happens to a group that got too old", choices=("evict", "wait", "mask"))
-    async_max_concurrent_samples: int | None = flag(None, "most running samples; unset: one batch", positive=True)
-    async_data_buffer_capacity_factor: float = flag(2.0, "finished groups that may wait, in batches", positive=True)
-    async_unused_samples_handler: str | None = flag(
-        None,
-        "what becomes of groups that got too old: drop, or retry (drop; retry for the first-era path)",
-        choices=("retry", "drop"),
-    )
-    rollout_submission_granularity: str = flag(
-        "sample", "what frees a slot: each sample, or the whole group", choices=("group", "sample")
-    )
-    partial_rollout: bool = flag(False, "a retried sample goes on from its tokens")
-    rollout_partial_groups: bool = flag(False, "train groups with at least two survivors")
-    rollout_retry_budget: int = flag(2, "attempts after the first, per sample")
-    rollout_failure_limit: int = flag(
-        16, "the run stops when more than this many groups in a row are given up", positive=True
-    )
-    rollout_sample_timeout_s: float = flag(3600.0, "seconds a sample may take, tools included", positive=True)
-    custom_generate_function_path: str | None = flag(None, "module.name of a generate function")
-    dynamic_sampling_filter_path: str | None = flag(None, "module.name of a filter that rejects finished groups")
-
-
-@dataclass(frozen=True)
-class RewardSettings:
-    """Rewards"""
-
-    rm_type: str | None = flag(
-        None,
-        "reward of a sample: math, exact_match, dapo, deepscaler, gemma_math, f1, gpqa, ifbench, reasoning_gym, random, "
-        "deterministic_random, remote_rm; boxed_... scores the last box alone",
-    )
-    rm_url: str | None = flag(None, "server that remote_rm posts {prompt, response, label} to")
-    rm_concurrency: int = flag(64, "most requests to that server at a time", positive=True)
-    rm_timeout_s: float = flag(60.0, "seconds that server may take for one reply", positive=True)
-    rm_retries: int = flag(5, "more tries after a broken connection, a 5xx or no reply in time")
-    custom_rm_path: str | None = flag(None, "module.name of a reward function")
-    group_rm: bool = flag(False, "score the samples of a group together")
-    reward_key: str | None = flag(None, "key of the reward that is trained, where rewards are objects")
-    eval_reward_key: str | None = flag(None, "the same for evaluation; unset: --reward-key")
-    custom_reward_post_process_path: str | None = flag(
-        None, "module.name of a function that turns the rewards of a batch into those that are trained"
-    )
-    reward_timeout_s: float = flag(5.0, "hard limit for checking one answer, in seconds", positive=True)
-    reward_processes: int = flag(1, "processes that check answers", positive=True)
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """Engines"""
-
-    rollout_backend: str = flag(
-        "auto",
-        "inference server; auto: sglang where CUDA and sglang are there, else local",
-        choices=("auto", "local", "sglang", "vllm"),
-    )
-    engine_python: str | None = flag(None, "interpreter of the environment that holds sglang or vllm; unset: this one")
-    rollout_num_gpus: int | None = flag(None, "devices for engines; unset without accelerators: 1", positive=True)
-    rollout_num_gpus_per_engine: int = flag(1, "devices per engine", positive=True)
-    engine_wait_s: float = flag(300.0, "seconds a run lives with no engine in the routing", positive=True)
-    pause_generation_mode: str = flag(
-        "retract", "what running requests do at a weight update", choices=("abort", "retract", "in_place")
-    )
-    update_weights_interval: int = flag(1, "training steps per weight publication", positive=True)
-    update_weight_transfer_mode: str = flag(
-        "auto",
-        "how weights reach engines; auto: shared memory for local engines, disk for sglang and vllm",
-        choices=("auto", "shm", "disk"),
-    )
-    update_weight_disk_dir: str | None = flag(
-        None, "folder for published weights in mode disk; unset: in the run folder"
-    )
-    sglang_router_ip: str = flag("127.0.0.1", "address of the router that hooks use")
-    sglang_router_port: int = flag(0, "port of that router; 0: a free one")
-    sglang_max_running_requests: int = flag(256, "most requests that one engine runs at a time", positive=True)
-    sglang_max_total_tokens: int | None = flag(
-        None, "KV cache of one engine, in tokens; unset: from the context length", positive=True
-    )
-    rollout_health_check_interval: float = flag(30.0, "seconds between health checks of an engine", positive=True)
-    rollout_health_check_timeout: float = flag(30.0, "seconds a health check may take", positive=True)
-    engine_start_timeout_s: float | None = flag(
-        None, "seconds an engine may take to start; unset: 120 for local, 1800 for sglang and vllm", positive=True
-    )
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """Training"""
-
-    train_backend: str = flag("fsdp", "trainer", choices=("fsdp",))
-    actor_num_nodes: int = flag(1, "nodes of the trainer", positive=True)
-    actor_num_gpus_per_node: int | None = flag(
-        None, "trainer ranks per node; unset without accelerators: 1", positive=True
-    )
-    global_batch_size: int | None = flag(None, "samples per optimizer step; unset: the whole batch", positive=True)
-    num_steps_per_rollout: int | None = flag(None, "optimizer steps per batch; unset: 1", positive=True)
-    micro_batch_size: int = flag(1, "samples per micro-batch, where --max-tokens-per-gpu is unset", positive=True)
-    use_dynamic_batch_size: bool = flag(False, "fill micro-batches up to --max-tokens-per-gpu")
-    max_tokens_per_gpu: int | None = flag(None, "most tokens in a micro-batch", positive=True)
-    lr: float = flag(1e-6, "learning rate", positive=True)
-    min_lr: float = flag(0.0, "learning rate at the end of its decay")
-    lr_decay_style: str = flag("constant", "learning rate over the run", choices=("constant", "linear", "cosine"))
-    lr_warmup_iters: int = flag(0, "steps of linear warm-up")
-    weight_decay: float = flag(0.0, "AdamW weight decay")
-    adam_beta1: float = flag(0.9, "AdamW beta 1")
-    adam_beta2: float = flag(0.95, "AdamW beta 2")
-    adam_eps: float = flag(1e-8, "AdamW epsilon", positive=True)
-    clip_grad: float = flag(1.0, "largest gradient norm; 0: no clipping")
-    advantage_estimator: str = flag("grpo", "advantage estimator", choices=("grpo",))
-    grpo_std_normalization: bool = flag(
-        True,
-        "don't divide advantages by the standard deviation of their group",
-        name="--disable-grpo-std-normalization",
-    )
-    rewards_normalization: bool = flag(
-        True, "use rewards as advantages, unnormalized", name="--disable-rewards-normalization"
-    )
-    eps_clip: float = flag(0.2, "lower clip of the ratio", positive=True)
-    eps_clip_high: float | None = flag(None, "upper clip of the ratio; unset: --eps-clip", positive=True)
-    eps_clip_c: float | None = flag(None, "dual clip of the ratio for negative advantages; above 1")
-    calculate_per_token_loss: bool = flag(False, "average the loss over tokens, not over samples")
-    entropy_coef: float = flag(0.0, "weight of the entropy bonus")
-    use_rollout_logprobs: bool = flag(
-        False, "the engine's log-probs are the denominator of the ratio (the async default)"
-    )
-    use_tis: bool = flag(
-        False, "the trainer's own log-probs are the denominator, weighted by truncated importance sampling"
-    )
-    tis_clip: float = flag(2.0, "upper bound of the importance weight", positive=True)
-    tis_clip_low: float = flag(0.0, "lower bound of the importance weight")
-
-
-@dataclass(frozen=True)
-class EvalSettings:
-    """Evaluation"""
-
-    eval_interval: int | None = flag(None, "training steps between evaluations", positive=True)
-    eval_prompt_data: tuple[str, ...] = flag((), "NAME PATH pairs of evaluation files")
-    skip_eval_before_train: bool = flag(False, "no evaluation before the first step")
-    eval_input_key: str | None = flag(None, "key of the prompt in evaluation files; unset: --input-key")
-    eval_label_key: str | None = flag(None, "key of the label in evaluation files; unset: --label-key")
-    eval_tool_key: str | None = flag(None, "key of the tools in evaluation files; unset: --tool-key")
-    n_samples_per_eval_prompt: int = flag(1, "samples per evaluation prompt", positive=True)
-    eval_temperature: float | None = flag(None, "temperature; 0: greedy; unset: as in training")
-    eval_top_p: float | None = flag(None, "nucleus; unset: as in training")
-    eval_top_k: int | None = flag(None, "top-k; unset: as in training")
-    eval_max_prompt_len: int | None = flag(
-        None, "evaluation rows with more tokens are left out; unset: as in training", positive=True
-    )
-    eval_max_response_len: int | None = flag(None, "most tokens of a response; unset: as in training", positive=True)
-
-
-@dataclass(frozen=True)
-class CheckpointSettings:
-    """Checkpoints"""
-
-    load: str | None = flag(None, "run folder, checkpoints folder or one step to resume from")
-    ref_load: str | None = flag(None, "frozen reference policy; KL terms alone use one")
-    save: str | None = flag(None, "folder for checkpoints; unset: in the run folder")
-    save_interval: int | None = flag(None, "training steps between checkpoints; unset: one at the end", positive=True)
-    save_hf: str | None = flag(None, "folder for HF exports; {rollout_id} stands for the step")
-    no_save_optim: bool = flag(False, "leave the optimizer out of checkpoints")
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """Run folder and trackers"""
-
-    run_name: str | None = flag(None, "name of the run; unset: date and time")
-    run_dir: str = flag("runs", "folder of run folders")
-    custom_config_path: str | None = flag(
-        None, "YAML file, or base64: and its text: settings that win over flags, and attributes for hooks"
-    )
-    use_tensorboard: bool = flag(False, "write tensorboard events into the run folder")
-    shutdown_timeout_s: float = flag(30.0, "seconds that an ordered shutdown may take", positive=True)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from miles.config import Settings
-from miles.config.settings import EngineSettings
+from miles.config.owners import EngineSettings
 from miles.engine import sglang, vllm
 from miles.engine.launch import Launch, interpreter
 from miles.engine.local import launch as local

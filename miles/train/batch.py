@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from miles.config.settings import TrainSettings
+from miles.config.owners import TrainSettings
 from miles.errors import TrainerError
 from miles.train.advantages import grpo_advantages, plain_advantages
 from miles.train.losses import LossInputs

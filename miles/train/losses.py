@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from miles.config.settings import TrainSettings
+from miles.config.owners import TrainSettings
 
 LOG_RATIO_BOUND = 20.0
 

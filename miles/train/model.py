@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from miles.config.settings import ModelSettings
+from miles.config.owners import ModelSettings
 from miles.engine.local.model_config import choose_dtype
 from miles.errors import TrainerError
 from miles.train.batch import MicroBatch

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW
 
-from miles.config.settings import TrainSettings
+from miles.config.owners import TrainSettings
 
 
 def make_optimizer(model: Any, train: TrainSettings) -> AdamW:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from miles.config.settings import TrainSettings
+from miles.config.owners import TrainSettings
 
 
 def learning_rate(step: int, total_steps: int, train: TrainSettings) -> float:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from miles.config.settings import TrainSettings
+from miles.config.owners import TrainSettings
 from miles.errors import TrainerError
 from miles.train.batch import collate, fill_up, read_batch, split_groups
 from tests.train.tiny import VOCABULARY, make_batch, reference_advantages, select

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from miles.config.settings import TrainSettings
+from miles.config.owners import TrainSettings
 from miles.train.losses import LossInputs, metrics, policy_loss
 
 N = 40

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from miles.config.settings import TrainSettings
+from miles.config.owners import TrainSettings
 from miles.train.schedule import learning_rate
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miles.config import Problems, Settings
-from miles.config.settings import ModelSettings, RolloutSettings, SamplingSettings, TrainSettings
+from miles.config.owners import ModelSettings, RolloutSettings, SamplingSettings, TrainSettings
 from miles.train.check import check
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from miles.config.settings import TrainSettings
+from miles.config.owners import TrainSettings
 from miles.errors import TrainerError
 from miles.train.batch import collate, read_batch
 from tests.train.tiny import (

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from miles.config.settings import ModelSettings, RolloutSettings, SamplingSettings, Settings, TrainSettings
+from miles.config.owners import ModelSettings, RolloutSettings, SamplingSettings, TrainSettings
+from miles.config.settings import Settings
 from miles.engine.segment import Manifest, map_segment
 from miles.train.rank import TrainerRank
 
