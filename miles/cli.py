@@ -60,7 +60,7 @@ def train(argv: Sequence[str], *, program: Literal["train", "train_async"]) -> i
         return run(settings)
     except SettingsError as error:
         return _stop(str(error), 2)
-    except MilesError as error:
+    except (MilesError, OSError) as error:
         return _stop(f"miles stopped: {error}", 1)
     except KeyboardInterrupt:
         return _stop("interrupted", 130)

@@ -24,6 +24,7 @@ from miles.engine.backends import Backend
 from miles.engine.gateway import Gateway
 from miles.engine.http import HttpTransport
 from miles.engine.launch import model_context
+from miles.errors import SettingsError
 from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
 from miles.rollout.assembly import assemble, make_client
@@ -38,6 +39,14 @@ from miles.weights.publish import Publisher
 
 SAMPLES_FILE = "rollouts.json"
 SKIPPED = "rollout/skipped_long_prompts"
+
+
+def _saved_samples(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise SettingsError([f"--load: {path} is damaged ({error}); an earlier step beside it works"]) from error
+    return state
 
 
 def given_up_metric(reason: str) -> str:
@@ -108,13 +117,19 @@ class RolloutSide:
         encoder = PromptEncoder.from_settings(settings, tokenizer)
         client = self._client
         self._gateway = Gateway(client, host=settings.engine.sglang_router_ip, port=settings.engine.sglang_router_port)
-        port = await self._gateway.start()
+        try:
+            port = await self._gateway.start()
+        except OSError as error:
+            where = f"{settings.engine.sglang_router_ip}:{settings.engine.sglang_router_port}"
+            raise SettingsError(
+                [f"--sglang-router-port: {where} can't be served ({error.strerror}); 0 takes a free port"]
+            ) from error
         context = settings.sampling.rollout_max_context_len or model_context(settings.model.hf_checkpoint)
         more = {"sglang_router_port": port, "rollout_max_context_len": context}
         self._args = args = settings.namespace(**more)
         self._source = make_data_source(args, settings.data.data_source_path)
         if resume_from is not None:
-            resume(self._source, json.loads((Path(resume_from) / SAMPLES_FILE).read_text()))
+            resume(self._source, _saved_samples(Path(resume_from) / SAMPLES_FILE))
         evaluation = eval_sets(settings)
         for eval_set in evaluation:
             self._tell_skipped(f"--eval-prompt-data {eval_set.name}", len(eval_set.skipped), *eval_set.skipped[:1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import miles.config.effects
@@ -31,6 +32,7 @@ def check(settings: Settings, problems: Problems) -> None:
         room.check(settings, problems)
     _check_intervals(settings, problems)
     _check_folders(settings, problems)
+    _check_writable(settings, problems)
     _warn_of_few_cores(settings, problems)
 
 
@@ -56,11 +58,36 @@ def _check_folders(settings: Settings, problems: Problems) -> None:
     elif reference is not None:
         problems.warn("--ref-load has no effect without a KL term: the run starts from --hf-checkpoint")
     checkpoint, total = find_checkpoint(load), settings.rollout.num_rollout
+    if load is not None and checkpoint is None and not foreign:
+        problems.warn(f"--load {load} holds no checkpoint: the run starts from --hf-checkpoint")
     if checkpoint is not None and total is not None and checkpoint.step >= total:
         problems.add(
             "--num-rollout", total, f"the checkpoint in --load {load} has trained {checkpoint.step} steps already",
             f"{checkpoint.step + 1} or more works",
         )  # fmt: skip
+
+
+def _check_writable(settings: Settings, problems: Problems) -> None:
+    """Every folder that the run will write can be made and written now, not only after days of training."""
+    folders = {
+        "--run-dir": settings.run.run_dir,
+        "--save": settings.checkpoint.save,
+        "--save-hf": settings.checkpoint.save_hf,
+        "--update-weight-disk-dir": settings.engine.update_weight_disk_dir,
+    }
+    for flag, folder in folders.items():
+        if folder is not None and (why := _why_not_writable(Path(folder))) is not None:
+            problems.add(flag, folder, f"can't be written ({why})", "a folder that you may write works")
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    """Tries it on the nearest folder that is there, and leaves nothing behind."""
+    there = next(p for p in (folder, *folder.resolve().parents) if p.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=there):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _is_foreign(path: str) -> bool:

@@ -10,6 +10,9 @@ import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from miles.errors import SettingsError
 
 PART = ".part"
 
@@ -58,8 +61,17 @@ def find_checkpoint(load: str | None) -> Checkpoint | None:
         for step in [folder, *named, *sorted(folder.glob("step_*[0-9]"), reverse=True)]:
             description = step / "checkpoint.json"
             if description.exists():
-                return Checkpoint(**(json.loads(description.read_text()) | {"folder": str(step)}))
+                return Checkpoint(**(read_json(description) | {"folder": str(step)}))
     return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of a checkpoint. Raises SettingsError where it is damaged."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise SettingsError([f"--load: {path} is damaged ({error}); an earlier step beside it works"]) from error
+    return values
 
 
 def _name(step: int) -> str:

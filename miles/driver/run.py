@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -34,10 +33,6 @@ def run(settings: Settings) -> int:
             [f"--num-rollout {total}: the checkpoint has trained {start} steps already; {start + 1} works"]
         )
     folder = _open_folder(settings, checkpoint)
-    if settings.checkpoint.load and checkpoint is None:
-        sys.stderr.write(
-            f"--load {settings.checkpoint.load} holds no checkpoint: starting from {settings.model.hf_checkpoint}\n"
-        )
     trackers: list[Tracker] = [TensorBoard(folder.path / "tensorboard")] if settings.run.use_tensorboard else []
     with LiveView(folder.name, total, start_step=start) as view:
         observer = Observer(folder, view, trackers)
@@ -73,11 +68,13 @@ def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder
         folder = RunFolder(home)
     else:
         folder = RunFolder.open(Path(settings.run.run_dir), settings.run.run_name)
-    if checkpoint is not None or settings.checkpoint.load is not None:
+    places = {folder.path / "checkpoints", Path(settings.checkpoint.save or folder.path), folder.path}
+    loaded = Path(checkpoint.folder).parent if checkpoint else Path(settings.checkpoint.load or "")
+    if settings.checkpoint.load is not None and loaded.resolve() in {p.resolve() for p in places}:
         folder.go_back_to(checkpoint.step if checkpoint else 0)
-    elif folder.last_step is not None:
+    elif folder.used:
         raise SettingsError(
-            [f"--run-name {folder.name}: {folder.path} holds a run; another name works, or --load {folder.path}"]
+            [f"--run-name {folder.name}: {folder.path} holds another run; another name works, or --load {folder.path}"]
         )
     return folder
 

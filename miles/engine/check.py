@@ -41,6 +41,13 @@ def check(settings: Settings, problems: Problems) -> None:
             "1 works, or --update-weight-transfer-mode disk with --update-weight-disk-dir on a shared filesystem",
         )  # fmt: skip
     _check_context(settings, problems)
+    _check_router(settings, problems)
+
+
+def _check_router(settings: Settings, problems: Problems) -> None:
+    port = settings.engine.sglang_router_port
+    if not 0 <= port <= 65535:
+        problems.add("--sglang-router-port", port, "is no port", "0 (a free one) to 65535 works")
 
 
 def _check_context(settings: Settings, problems: Problems) -> None:

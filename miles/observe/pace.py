@@ -18,6 +18,8 @@ class Pace:
     def mark(self, step: int, now: float) -> None:
         """Step ``step`` has ended."""
         self.step = step
+        if len(self._marks) == 2 and self._marks[0][1] == self._started:
+            self._marks.popleft()  # the first step's time has the start-up in it
         self._marks.append((step, now))
 
     @property

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import time
@@ -16,17 +17,28 @@ from typing import Any
 
 import orjson
 
-from miles.errors import DataError
+from miles.errors import DataError, SettingsError
 
 STEP, EVAL_STEP = "step", "eval/step"
 
 
 class JsonLines:
-    """Appends objects to a file, each line in one write: a kill leaves at most one half line, cut off on the next open."""
+    """Appends objects to a file, each line in one write: a kill leaves at most one half line, cut off on the next open.
 
-    def __init__(self, path: Path) -> None:
+    With ``lock``, raises SettingsError where another process has the file open; the lock ends with the process.
+    """
+
+    def __init__(self, path: Path, *, lock: bool = False) -> None:
         self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            if lock:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise SettingsError(
+                [f"{path.parent}: another run is writing there; wait for its end, or another --run-name works"]
+            ) from None
         os.ftruncate(self._fd, _end_of_last_line(path))
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -64,14 +76,18 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 class RunFolder:
-    """One run's folder: opened (and made, where missing) to be written by one process."""
+    """One run's folder, opened (and made, where missing) to be written by one process.
+
+    Raises SettingsError where another process writes it.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
         self._clock = clock
         path.mkdir(parents=True, exist_ok=True)
+        self.used = (path / "settings.json").exists()
+        self._events = JsonLines(path / "events.jsonl", lock=True)
         self._metrics = JsonLines(path / "metrics.jsonl")
-        self._events = JsonLines(path / "events.jsonl")
         self.last_step = _last_step(self.metrics_path)
 
     @classmethod

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from miles.engine.client import EngineClient
-from miles.errors import MilesError
+from miles.errors import HookError, MilesError
 from miles.hooks import hook_failed
 from miles.rollout.base_types import GenerateFnInput, GenerateFnOutput
 from miles.rollout.staleness import Versions
@@ -71,6 +71,11 @@ def adapt_generate(function: Any, path: str) -> Generate:
             raise
         except Exception as error:  # the boundary to user code: whatever it raises is the hook's failure
             raise hook_failed(path, function, error, f"sample {given.sample.index}") from error
-        return result if isinstance(result, GenerateFnOutput) else GenerateFnOutput(result)
+        output = result if isinstance(result, GenerateFnOutput) else GenerateFnOutput(result)
+        made = output.samples if isinstance(output.samples, list) else [output.samples]
+        if not made or not all(isinstance(s, Sample) for s in made):
+            works = "a Sample, a list of Samples or a GenerateFnOutput works"
+            raise HookError(f"{path} returned {output.samples!r:.100} for sample {given.sample.index}; {works}")
+        return output
 
     return generate

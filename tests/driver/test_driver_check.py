@@ -44,7 +44,9 @@ def test_checkpoints_of_another_format_get_one_error_that_names_a_way(tmp_path):
 
 def test_a_run_that_has_not_begun_may_be_loaded(tmp_path):
     (tmp_path / "settings.json").write_text("{}")
-    assert lines_about("--load", f"--load {tmp_path}") == lines_about("--load", f"--load {tmp_path}/none") == []
+    for folder in (tmp_path, tmp_path / "none"):
+        starts = f"--load {folder} holds no checkpoint: the run starts from --hf-checkpoint"
+        assert lines_about("--load", f"--load {folder}") == [starts]
 
 
 def test_a_reference_without_a_kl_term_is_idle(tmp_path):

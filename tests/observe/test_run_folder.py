@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from miles.errors import DataError
+from miles.errors import DataError, SettingsError
 from miles.observe.history import History
 from miles.observe.run_folder import JsonLines, RunFolder, read_lines, read_metrics
 
@@ -169,6 +169,7 @@ def test_going_back_to_the_last_step_changes_nothing(tmp_path: Path) -> None:
 def test_named_run_lives_under_its_name(tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path / "runs", "first")
     assert folder.path == tmp_path / "runs" / "first" and folder.name == "first"
+    folder.close()
     assert RunFolder.open(tmp_path / "runs", "first").path == folder.path
 
 
@@ -226,3 +227,12 @@ def test_trained_tokens_add_up_over_steps(tmp_path: Path) -> None:
     for step, tokens in enumerate((100.0, math.nan, 250.0), start=1):
         folder.append_step(step, {"rollout/trained_tokens": tokens})
     assert History.read(tmp_path).trained_tokens == 350.0
+
+
+def test_a_folder_is_written_by_one_run_at_a_time(tmp_path):
+    """The lock ends with its owner, so a killed run leaves none."""
+    first = RunFolder(tmp_path)
+    with pytest.raises(SettingsError, match="another run is writing there"):
+        RunFolder(tmp_path)
+    first.close()
+    RunFolder(tmp_path).close()

@@ -412,6 +412,18 @@ def test_nothing_starts_before_the_first_weights():
     assert sim.rollouts.status()["given_up"] == {}
 
 
+@pytest.mark.parametrize("returned", [None, [], "text", [None]])
+def test_a_generate_hook_that_returns_no_sample_is_named(returned):
+    async def forgets(args, sample, sampling_params):
+        return returned
+
+    with (
+        function_registry.temporary("my.generate", forgets),
+        pytest.raises(WorkerDied, match=r"my\.generate returned .* works"),
+    ):
+        simulate(SMALL + "--custom-generate-function-path my.generate")
+
+
 # ---- engines
 
 
