@@ -8,16 +8,16 @@ same problem again: ``metadata["reasoning_gym"]`` is {"task", "config", "index"}
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Mapping
+from typing import Any
 
-from miles.data.rows import Row
+from miles.data.rows import Row, Rows
 from miles.errors import DataError
 
 PREFIX = "reasoning_gym:"
 
 
-class GymTask(Sequence[Row]):
+class GymTask(Rows):
     """``config["size"]`` problems of one task. Raises DataError for a task or a setting that reasoning-gym refuses."""
 
     def __init__(self, task: str, config: Mapping[str, Any]) -> None:
@@ -43,14 +43,7 @@ class GymTask(Sequence[Row]):
     def __len__(self) -> int:
         return int(self._config["size"])
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        i = range(len(self))[index]
+    def row(self, i: int) -> Row:
         problem = self._problems[i]
         answer = problem["answer"]
         return Row(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
-from miles.data.rows import DEFAULT_KEYS, Row, RowKeys, RowParser, kind
+from miles.data.rows import DEFAULT_KEYS, Row, RowKeys, RowParser, Rows, kind
 from miles.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
@@ -26,7 +26,7 @@ def read_rows(path: str | Path, keys: RowKeys = DEFAULT_KEYS) -> list[Row]:
     return list(JsonlFile(path, keys))
 
 
-class JsonlFile(Sequence[Row]):
+class JsonlFile(Rows):
     """The rows of a file that does not change while it is open: 8 bytes of index per row."""
 
     def __init__(self, path: str | Path, keys: RowKeys = DEFAULT_KEYS) -> None:
@@ -42,14 +42,7 @@ class JsonlFile(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        i = range(len(self))[index]
+    def row(self, i: int) -> Row:
         start, end = int(self._offsets[i]), int(self._offsets[i + 1])
         return self._parse(os.pread(self._file.fileno(), end - start, start), i + 1)
 

@@ -15,23 +15,23 @@ import datetime
 import decimal
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from miles.data.rows import DEFAULT_KEYS, Row, RowKeys, RowParser
+from miles.data.rows import DEFAULT_KEYS, Row, RowKeys, RowParser, Rows
 from miles.errors import DataError
 
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 
 
-class ParquetFile(Sequence[Row]):
+class ParquetFile(Rows):
     """The rows of a file that does not change while it is open. Lines in errors are row numbers, from 1."""
 
     def __init__(self, path: str | Path, keys: RowKeys = DEFAULT_KEYS) -> None:
@@ -50,14 +50,7 @@ class ParquetFile(Sequence[Row]):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        i = range(len(self))[index]
+    def row(self, i: int) -> Row:
         group = bisect_right(self._starts, i) - 1
         if group not in self._unpacked:
             with self._refusing(f"row group {group} (row {i + 1}) "):

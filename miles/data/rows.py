@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import json
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 from miles.config import Settings
 from miles.data.messages import message_problem
@@ -83,6 +84,23 @@ def check_rows(rows: Sequence[Row]) -> None:
     for _ in islice(rows, CHECKED_ROWS):
         pass
     rows[len(rows) - 1]
+
+
+class Rows(Sequence[Row]):
+    """Rows that are read one at a time, when they are asked for: a subclass has ``__len__`` and `row`."""
+
+    @abstractmethod
+    def row(self, i: int) -> Row:
+        """The row at ``i``, ``0 <= i < len(self)``. Raises DataError where it can't be used."""
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.row(range(len(self))[index])
 
 
 @dataclass(frozen=True)

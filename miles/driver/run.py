@@ -45,7 +45,7 @@ def run(settings: Settings) -> int:
         except (KeyboardInterrupt, asyncio.CancelledError):
             cause = "interrupted"
             raise
-        except Exception as error:
+        except Exception as error:  # invariant: whatever ends a run, its folder says so
             cause = str(error) or type(error).__name__
             raise
         finally:

@@ -160,7 +160,7 @@ class RolloutWorker:
         except asyncio.CancelledError:
             self._buffer.close()
             raise
-        except BaseException as error:
+        except BaseException as error:  # invariant: whoever waits for a batch learns why none will come
             cause = first_cause(error)
             died = WorkerDied(f"generation stopped: {cause}")
             died.__cause__ = cause

@@ -1,1 +1,1 @@
-"""Trained weights in, engines that serve them out: versions, segments and publication."""
+"""Published weights in, engines that serve them out: updates, catch-up, and which weights are still read."""
