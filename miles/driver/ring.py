@@ -34,6 +34,9 @@ class RolloutSide(Protocol):
 
     async def evaluate(self) -> Metrics: ...
 
+    async def covered(self, step: int) -> None:
+        """The checkpoint after ``step`` is complete."""
+
 
 class TrainSide(Protocol):
     """The trainer ranks, all of them. ``save`` writes everything that a resumed run needs."""
@@ -167,3 +170,4 @@ class Ring:
         folder = self._checkpoints.begin(step)
         await self._trainer.save(step, folder)
         self._checkpoints.finish(step, self.version)
+        await self._rollouts.covered(step)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from miles.config import Settings
@@ -22,6 +23,8 @@ from miles.rollout.function_feed import FunctionFeed
 from miles.rollout.generate_hub import single_turn
 from miles.rollout.generation import Encode, Generate, GenerateState, adapt_generate
 from miles.rollout.ledger import Ledger
+from miles.rollout.ledger_store import LedgerFile, LedgerStore
+from miles.rollout.lineage import RolloutState, StartingPoint
 from miles.rollout.rollouts import Rollouts, WeightPublisher
 from miles.rollout.scoring import Scoring
 from miles.rollout.staleness import Versions
@@ -42,6 +45,33 @@ def bounds_of(settings: Settings, steps: int | None) -> Bounds:
         interval=settings.engine.update_weights_interval,
         ahead_groups=batch if settings.mode == "one_step_off" else None,
         total_groups=None if steps is None else steps * batch,
+    )
+
+
+def length_bias_window(settings: Settings) -> int:
+    """Groups that the length bias looks back on."""
+    return LENGTH_BIAS_BATCHES * (settings.rollout.rollout_batch_size or 1)
+
+
+def open_state(
+    settings: Settings,
+    source: Any,
+    folder: Path,
+    start: StartingPoint,
+    make_store: Callable[[LedgerFile], LedgerStore],
+    *,
+    durable: bool = True,
+) -> RolloutState:
+    """The ledger in ``folder`` and the source, both at ``start``. Raises LedgerError and SettingsError as `RolloutState`."""
+    return RolloutState(
+        source,
+        folder,
+        start,
+        bound=settings.staleness_bound,
+        window=length_bias_window(settings),
+        by_function=settings.mode == "function",
+        make_store=make_store,
+        durable=durable,
     )
 
 
@@ -66,7 +96,7 @@ def make_worker_feed(
     bounds = bounds_of(settings, steps)
     buffer = DataBuffer()
     worker = RolloutWorker(
-        source=NumberedSource(source, settings.data.data_source_path, rollout.n_samples_per_prompt),
+        source=NumberedSource(source, settings.data.data_source_path, rollout.n_samples_per_prompt, ledger.next_id),
         state=state,
         generate=make_generate(settings),
         scoring=scoring,
@@ -116,11 +146,15 @@ def assemble(
     eval_sets: Sequence[EvalSet] = (),
     tokenizer: Any = None,
     steps: range,
+    state_of_run: RolloutState | None = None,
     **args: Any,
 ) -> Rollouts:
-    """The rollout side of a run that trains ``steps``; ``args`` are added to the namespace that hooks get."""
+    """The rollout side of a run that trains ``steps``; ``args`` are added to the namespace that hooks get.
+
+    ``state_of_run``: its ledger and what was finished before it started; None: nothing is kept, and nothing was.
+    """
     versions = Versions()
-    ledger = Ledger(window=LENGTH_BIAS_BATCHES * (settings.rollout.rollout_batch_size or 1))
+    ledger = state_of_run.ledger if state_of_run else Ledger(window=length_bias_window(settings))
     state = GenerateState(settings.namespace(**args), client, versions, encode, tokenizer)
     evaluator = Evaluator(
         sets=eval_sets,
@@ -158,6 +192,8 @@ def assemble(
             versions=versions,
             steps=len(steps),
         )
+        if state_of_run is not None:
+            feed.restore(state_of_run.finished)
     return Rollouts(
         feed=feed, client=client, publisher=publisher, evaluator=evaluator, ledger=ledger, versions=versions
     )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from miles.loops import Changes
@@ -57,6 +58,11 @@ class WorkerFeed:
 
     async def run(self) -> None:
         await self._worker.run()
+
+    def restore(self, finished: Iterable[FinishedGroup]) -> None:
+        """Groups that were finished before a restart are there to be trained."""
+        for group in finished:
+            self._buffer.put(group)
 
     async def take(self, step: int) -> list[FinishedGroup]:
         """The groups of the step that starts now. A cancelled take loses none: they leave the buffer at once or not."""

@@ -4,7 +4,8 @@
       ▲          │
       └─ reissue ┘        any of these ──▶ give_up(reason)
 
-The only record of prompts: counters, admission, metrics and checkpoints are read from it, never kept beside it.
+The only record of prompts: counters, admission, metrics and checkpoints are read from it, never kept beside it. Every
+transition is told to a `LedgerStore`, which keeps it beyond the process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from miles.types import Group, Sample, iter_samples
+from miles.rollout.ledger_store import LedgerStore, NoStore, Statement
+from miles.rollout.payload import Payload
+from miles.types import Batch, FinishedGroup, Group, Sample, iter_samples
 
 Place = Literal["issued", "finished", "taken"]
 
@@ -24,7 +27,7 @@ class OpenGroup:
     """A prompt that was issued and is neither trained nor given up.
 
     ``prompts`` are its samples as they are issued, ``results`` what generation made of them (siblings may be lists, lost
-    ones missing); ``attempts`` counts how often each sample was started.
+    ones missing); ``attempts`` counts how often each sample was started, ``wasted`` response tokens of attempts that were thrown away.
     """
 
     issue_id: int
@@ -32,9 +35,10 @@ class OpenGroup:
     results: Group = field(default_factory=list)
     place: Place = "issued"
     attempts: list[int] = field(default_factory=list)
+    wasted: int = 0
 
     def __post_init__(self) -> None:
-        self.attempts = [0] * len(self.prompts)
+        self.attempts = self.attempts or [0] * len(self.prompts)
 
     @property
     def tokens(self) -> int:
@@ -56,9 +60,12 @@ class LedgerCounts:
 
 @dataclass
 class Ledger:
-    """``window`` groups are looked back on for the length bias."""
+    """``window`` groups are looked back on for the length bias; ``waiting`` are those that a resumed run issues again."""
 
     window: int
+    store: LedgerStore = field(default_factory=NoStore)
+    lineage: int = 0
+    waiting: deque[OpenGroup] = field(default_factory=deque)
     _next_id: int = 0
     _open: dict[int, OpenGroup] = field(default_factory=dict)
     _untaken: int = 0
@@ -71,34 +78,59 @@ class Ledger:
         self._finished_lengths: deque[float] = deque(maxlen=self.window)
         self._trained_lengths: deque[float] = deque(maxlen=self.window)
 
+    def restore(self, next_id: int, finished: Iterable[OpenGroup], waiting: Iterable[OpenGroup]) -> None:
+        """Goes on from what a store holds: ``finished`` groups are there, ``waiting`` ones start before new prompts."""
+        self._next_id = next_id
+        self._open = {group.issue_id: group for group in finished}
+        self._untaken = len(self._open)
+        self.waiting = deque(waiting)
+
     def issue(self, prompts: list[Sample]) -> OpenGroup:
         group = OpenGroup(self._next_id, prompts)
         self._next_id += 1
+        self._start(group)
+        prompt = prompts[0].group_index if prompts else None
+        self.store.write((_ISSUE, (group.issue_id, prompt, self.lineage, _text(group.attempts), _text(group.attempts))))
+        return group
+
+    def issue_waiting(self) -> OpenGroup:
+        """The first of ``waiting`` starts; it keeps its number."""
+        group = self.waiting.popleft()
+        self._start(group)
+        return group
+
+    def _start(self, group: OpenGroup) -> None:
         self._open[group.issue_id] = group
         self._untaken += 1
-        return group
 
     def finish(self, group: OpenGroup, results: Group) -> None:
         """The group has all its rewards and waits to be trained."""
         group.place, group.results = "finished", results
         self._finished_lengths.append(group.tokens / max(1, len(results)))
+        samples = list(iter_samples(results))
+        oldest, newest = oldest_version(samples), newest_version(samples)
+        row = (self.lineage, _text(group.attempts), oldest, newest, group.tokens, group.wasted, group.issue_id)
+        self.store.write((_FINISH, row), (_KEEP, (group.issue_id, Payload(results))))
 
     def reissue(self, issue_id: int) -> OpenGroup:
         """The group is sampled again from its prompt; what it had is wasted."""
         group = self._open[issue_id]
-        self._wasted_tokens += group.tokens
+        self.waste(group.tokens, group)
         group.place, group.results = "issued", []
         for sample in group.prompts:
             sample.reset_for_retry()
+        spent = _text(group.attempts)
+        self.store.write((_REISSUE, (self.lineage, spent, spent, group.wasted, issue_id)), (_FORGET, (issue_id,)))
         return group
 
     def has_attempts_left(self, issue_id: int, budget: int) -> bool:
         """Whether every sample of the group may be started once more: ``budget`` attempts after the first."""
         return all(n <= budget for n in self._open[issue_id].attempts)
 
-    def waste(self, tokens: int) -> None:
-        """Response tokens of an attempt that failed."""
+    def waste(self, tokens: int, group: OpenGroup) -> None:
+        """Response tokens of an attempt of the group that failed."""
         self._wasted_tokens += tokens
+        group.wasted += tokens
 
     def take(self, issue_ids: Iterable[int]) -> None:
         """A training step has the groups now."""
@@ -107,21 +139,47 @@ class Ledger:
             self._untaken -= 1
             self._taken += 1
 
-    def commit(self) -> int:
-        """The optimizer step that took groups has ended: they are trained. Returns how many."""
+    def commit(self, batch: Batch | None = None) -> int:
+        """The optimizer step that took groups has ended: they are trained. Returns how many.
+
+        ``batch`` is what it trained, for the store; callers outside a ring have none.
+        """
         trained = [g for g in self._open.values() if g.place == "taken"]
         for group in trained:
             self._trained_lengths.append(group.tokens / max(1, len(group.results)))
             del self._open[group.issue_id]
         self._trained += len(trained)
+        if batch is not None:
+            self.store.write(*self._trained_rows(batch))
         return len(trained)
+
+    def _trained_rows(self, batch: Batch) -> list[Statement]:
+        rows = [_trained_row(group, self.lineage, batch.step) for group in batch.groups]
+        tokens = sum(trained for _, _, _, trained, *_ in rows)
+        step = (self.lineage, batch.step, batch.version, len(rows), tokens)
+        return [*((_TRAIN, row) for row in rows), (_STEP, step)]
+
+    def published(self, version: int) -> None:
+        """The engines have ``version`` now."""
+        self.store.write((_PUBLISH, (self.lineage, version)))
+
+    def covered(self, steps: int) -> None:
+        """A complete checkpoint holds the first ``steps`` steps: nobody goes back before them to train their groups."""
+        self.store.write((_COVER, (steps,)))
 
     def give_up(self, issue_id: int, reason: str) -> None:
         """The prompt will not be trained; its tokens are wasted."""
         group = self._open.pop(issue_id)
         self._untaken -= group.place != "taken"
         self._given_up[reason] += 1
-        self._wasted_tokens += group.tokens
+        self.waste(group.tokens, group)
+        row = (self.lineage, reason, _text(group.attempts), group.wasted, issue_id)
+        self.store.write((_GIVE_UP, row), (_FORGET, (issue_id,)))
+
+    @property
+    def next_id(self) -> int:
+        """The number of the next prompt: how many were ever issued."""
+        return self._next_id
 
     @property
     def outstanding(self) -> int:
@@ -138,7 +196,11 @@ class Ledger:
 
     def open_prompts(self) -> list[list[Sample]]:
         """The samples of every open group, in issue order: what a resumed run has to issue again."""
-        return [g.prompts for _, g in sorted(self._open.items())]
+        return list(self.prompts_by_id().values())
+
+    def prompts_by_id(self) -> dict[int, list[Sample]]:
+        """The same by issue number, with those that wait to be issued again."""
+        return dict(sorted((g.issue_id, g.prompts) for g in [*self._open.values(), *self.waiting]))
 
     def place_of(self, issue_id: int) -> Place | None:
         group = self._open.get(issue_id)
@@ -162,3 +224,57 @@ class Ledger:
 def tokens_of(samples: Group) -> int:
     """Response tokens of a group."""
     return sum(s.response_length for s in iter_samples(samples))
+
+
+# ---- what a store is told
+
+
+_ISSUE = "INSERT INTO groups (id, prompt, lineage, place, started, attempts) VALUES (?, ?, ?, 'issued', ?, ?)"
+_FINISH = """UPDATE groups SET place = 'finished', lineage = ?, attempts = ?, oldest = ?, newest = ?, length = ?, wasted = ?
+    WHERE id = ?"""
+_KEEP = "INSERT OR REPLACE INTO payloads VALUES (?, ?)"
+_FORGET = "DELETE FROM payloads WHERE id = ?"
+_REISSUE = """UPDATE groups SET place = 'issued', lineage = ?, started = ?, attempts = ?, oldest = NULL, newest = NULL,
+    length = 0, wasted = ? WHERE id = ?"""
+_GIVE_UP = """UPDATE groups SET place = 'given_up', lineage = ?, reason = ?, attempts = ?, length = 0, wasted = ?
+    WHERE id = ?"""
+_TRAIN = """UPDATE groups SET place = 'trained', lineage = ?, step = ?, oldest = ?, trained = ?, masked = ? WHERE id = ?"""
+_STEP = "INSERT INTO steps VALUES (?, ?, ?, ?, ?)"
+_PUBLISH = "INSERT INTO publications VALUES (?, ?)"
+_COVER = "DELETE FROM payloads WHERE id IN (SELECT id FROM groups WHERE place = 'trained' AND step < ?)"
+
+
+def _text(attempts: list[int]) -> str:
+    return ",".join(map(str, attempts))
+
+
+def oldest_version(samples: list[Sample]) -> int | None:
+    """The oldest version that any token can be from; None where one sample doesn't tell."""
+    oldest = [s.oldest_version for s in samples]
+    known = [v for v in oldest if v is not None]
+    return min(known) if known and len(known) == len(oldest) else None
+
+
+def newest_version(samples: list[Sample]) -> int | None:
+    return max((v for s in samples if (v := s.newest_version) is not None), default=None)
+
+
+def _trained_row(group: FinishedGroup, lineage: int, step: int) -> tuple[int, int, int | None, int, int, int]:
+    """Lineage, step, version of the oldest trained token, tokens in and out of the loss, number of the group."""
+    samples = list(iter_samples(group.samples))
+    trained = sum(s.effective_response_length for s in samples if not s.remove_sample)
+    oldest = min((v for s in samples if (v := _oldest_trained(s)) is not None), default=None)
+    return lineage, step, oldest, trained, tokens_of(group.samples) - trained, group.issue_id
+
+
+def _oldest_trained(sample: Sample) -> int | None:
+    """Version of the oldest token in the loss; where spans don't cover those tokens, the oldest that it can be."""
+    if sample.remove_sample or not sample.effective_response_length:
+        return None
+    if sample.loss_mask is None or not sample.version_spans:
+        return sample.oldest_version
+    mask = sample.loss_mask
+    spans = [(sample.submit_version if s.version is None else s.version, sum(mask[s.start : s.end])) for s in sample.version_spans]
+    if sum(tokens for _, tokens in spans) < sum(mask):
+        return sample.oldest_version
+    return min((v for v, tokens in spans if tokens and v is not None), default=None)

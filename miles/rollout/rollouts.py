@@ -50,6 +50,7 @@ class Rollouts:
         self._ledger = ledger
         self._versions = versions
         self._closing = asyncio.Event()
+        self._batch: Batch | None = None
 
     @property
     def version(self) -> int:
@@ -63,6 +64,7 @@ class Rollouts:
                     parts = [
                         tasks.create_task(self.feed.run(), name="feed"),
                         tasks.create_task(self._publisher.run(), name="publisher"),
+                        tasks.create_task(self._ledger.store.run(), name="ledger"),
                     ]
                     await self._closing.wait()
                     for part in parts:
@@ -77,13 +79,16 @@ class Rollouts:
     async def take_batch(self, step: int) -> Batch:
         """Waits for the groups of the step that starts now, oldest first. Raises what stopped generation."""
         groups = await self.feed.take(step)
-        return Batch(step, self.version, tuple(groups))
+        self._batch = Batch(step, self.version, tuple(groups))
+        return self._batch
 
-    def commit(self) -> int:
-        """The optimizer step of the batch last taken has ended. Returns how many groups were trained."""
+    async def commit(self) -> int:
+        """The optimizer step of the batch last taken has ended. Returns how many groups were trained, once that is written."""
         self._versions.end_step()
-        trained = self._ledger.commit()
+        trained = self._ledger.commit(self._batch)
+        self._batch = None
         self.feed.changes.notify()
+        await self._ledger.store.settle()
         return trained
 
     async def publish(self, weights: Weights, steps_due: int) -> None:
@@ -93,6 +98,7 @@ class Rollouts:
         """
         await self._publisher.publish(weights)
         self._versions.raise_to(weights.version, steps_due)
+        self._ledger.published(weights.version)
         self.feed.changes.notify()
 
     def busy_weights(self) -> frozenset[str]:

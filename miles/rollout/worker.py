@@ -170,6 +170,8 @@ class RolloutWorker:
     def _next_group(self) -> OpenGroup:
         if self._retries:
             return self._retries.popleft()
+        if self._ledger.waiting:
+            return self._ledger.issue_waiting()
         (samples,) = self._source.get_samples(1)
         return self._ledger.issue(samples)
 
@@ -279,7 +281,7 @@ class RolloutWorker:
                     return result
                 reason, cause = "aborted", None
             if not self._attempts.keeps_tokens:
-                self._ledger.waste(sample.response_length)
+                self._ledger.waste(sample.response_length, group)
                 sample.reset_for_retry()
         raise SampleGivenUp(reason, cause)
 

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from miles.rollout.conversion import to_train_data
+from miles.rollout.lineage import RolloutState
 from miles.rollout.rollouts import Rollouts
 from miles.types import Batch, Group, Weights, iter_samples
 
@@ -51,19 +52,24 @@ class DirectRollouts:
     """`Rollouts` as the ring sees them, without an actor between."""
 
     inner: Rollouts
+    state: RolloutState | None = None
     evaluations: list[dict[str, list[Group]]] = field(default_factory=list)
 
     async def take_batch(self, step: int) -> tuple[Batch, dict[str, float]]:
         return await self.inner.take_batch(step), {}
 
     async def commit(self) -> None:
-        self.inner.commit()
+        await self.inner.commit()
 
     async def busy_weights(self) -> frozenset[str]:
         return self.inner.busy_weights()
 
     async def publish(self, weights: Weights, steps_due: int) -> None:
         await self.inner.publish(weights, steps_due)
+
+    async def covered(self, step: int) -> None:
+        if self.state is not None:
+            await self.state.covered(step)
 
     async def evaluate(self) -> dict[str, float]:
         self.evaluations.append(await self.inner.evaluate())

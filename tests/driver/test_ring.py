@@ -46,6 +46,9 @@ class Log:
         self.due.append(steps_due)
         await asyncio.sleep(1)
 
+    async def covered(self, step):
+        pass
+
     async def evaluate(self):
         self.calls.append("evaluate")
         return {"eval/x": 0.25}
