@@ -8,7 +8,6 @@ TrainerActor   one `TrainerRank`
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections import Counter
 from pathlib import Path
@@ -27,26 +26,19 @@ from miles.engine.launch import model_context
 from miles.errors import SettingsError
 from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
-from miles.rollout.assembly import assemble, make_client
+from miles.rollout.assembly import assemble, make_client, open_state
 from miles.rollout.conversion import to_train_data
-from miles.rollout.data_source import eval_sets, make_data_source, resume, saved_state, skipped_rows
+from miles.rollout.data_source import eval_sets, make_data_source, skipped_rows
 from miles.rollout.feed import WorkerFeed
+from miles.rollout.ledger_store import ThreadStore
+from miles.rollout.lineage import StartingPoint
 from miles.rollout.post_process import post_process
 from miles.rollout.rm_hub.pool import ProcessScorer
 from miles.rollout.rm_hub.rewards import Rewards
 from miles.types import Weights
 from miles.weights.publish import Publisher
 
-SAMPLES_FILE = "rollouts.json"
 SKIPPED = "rollout/skipped_long_prompts"
-
-
-def _saved_samples(path: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise SettingsError([f"--load: {path} is damaged ({error}); an earlier step beside it works"]) from error
-    return state
 
 
 def given_up_metric(reason: str) -> str:
@@ -109,8 +101,11 @@ class RolloutSide:
         self._client = make_client(settings, backend.adapt(HttpTransport()))
         self._table = self._client.table
 
-    async def start(self, resume_from: str | None) -> str:
-        """Reads the data, starts the reward processes and the gateway. Returns the gateway's address."""
+    async def start(self, home: str, begins: StartingPoint) -> str:
+        """Reads the data and the ledger in ``home``, starts the reward processes and the gateway.
+
+        Returns the gateway's address.
+        """
         loops.adopt(asyncio.get_running_loop())
         settings = self._settings
         tokenizer = load_tokenizer(settings)
@@ -128,8 +123,8 @@ class RolloutSide:
         more = {"sglang_router_port": port, "rollout_max_context_len": context}
         self._args = args = settings.namespace(**more)
         self._source = make_data_source(args, settings.data.data_source_path)
-        if resume_from is not None:
-            resume(self._source, _saved_samples(Path(resume_from) / SAMPLES_FILE))
+        self._state = open_state(settings, self._source, Path(home), begins, ThreadStore)
+        self._tell_lineage(begins)
         evaluation = eval_sets(settings)
         for eval_set in evaluation:
             self._tell_skipped(f"--eval-prompt-data {eval_set.name}", len(eval_set.skipped), *eval_set.skipped[:1])
@@ -143,7 +138,7 @@ class RolloutSide:
         self._rollouts = assemble(
             settings, source=self._source, client=client, publisher=self._publisher, encode=encoder.encode,
             scoring=self._rewards, eval_sets=evaluation, tokenizer=tokenizer, steps=self._steps,
-            **more,
+            state_of_run=self._state, **more,
         )  # fmt: skip
         if isinstance(self._rollouts.feed, WorkerFeed):
             fully_async_rollout.adopt_feed(self._rollouts.feed, args)
@@ -154,6 +149,7 @@ class RolloutSide:
         try:
             await self._rollouts.run()
         finally:
+            await asyncio.to_thread(self._state.ledger.store.close)
             await self._rewards.close()
             await self._gateway.close()
             close = getattr(self._source, "close", None)
@@ -207,8 +203,17 @@ class RolloutSide:
         if rows:
             self._events.append({"kind": "prompts_too_long", "flag": flag, "rows": rows, "first": first})
 
+    def _tell_lineage(self, begins: StartingPoint) -> None:
+        back = self._state.recovered
+        if back.next_id:
+            self._events.append(
+                {"kind": "resumed", "lineage": back.lineage, "after_step": begins.step, "version": begins.version,
+                 "groups_kept": len(back.kept), "groups_issued_again": len(back.again), "not_kept": back.not_kept,
+                 "lost_tokens": back.lost_tokens}
+            )  # fmt: skip
+
     async def commit(self) -> int:
-        return self._rollouts.commit()
+        return await self._rollouts.commit()
 
     async def publish(self, weights: Weights, steps_due: int) -> None:
         await self._rollouts.publish(weights, steps_due)
@@ -224,9 +229,12 @@ class RolloutSide:
         return metrics
 
     async def save(self, step: int, folder: str) -> None:
-        """The data cursor and the prompts that are open, so that a resumed run issues them again first."""
-        state = saved_state(self._source, step, self._rollouts.open_prompts())
-        await asyncio.to_thread((Path(folder) / SAMPLES_FILE).write_text, json.dumps(state))
+        """The data cursor and the ledger."""
+        await self._state.save(step, Path(folder), self._rollouts.open_prompts())
+
+    async def covered(self, step: int) -> None:
+        """The checkpoint after ``step`` is complete."""
+        await self._state.covered(step)
 
     # ---- engines come and go
 

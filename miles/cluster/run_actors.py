@@ -21,6 +21,7 @@ from miles.cluster.actors import EngineActor, RolloutActor, TrainerActor
 from miles.config import Settings
 from miles.engine.backends import backend_of, weights_kind
 from miles.errors import MilesError, WorkerDied
+from miles.rollout.lineage import StartingPoint
 from miles.types import Weights
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -29,11 +30,12 @@ SHARED_MEMORY = Path("/dev/shm")
 class RunActors:
     """Rollout side and train side of the ring, over Ray."""
 
-    def __init__(self, settings: Settings, *, logs: Path, steps: range, resume_from: str | None) -> None:
+    def __init__(self, settings: Settings, *, home: Path, steps: range, begins: StartingPoint) -> None:
         self._settings = settings
-        self._logs = logs
+        self._home = home.absolute()
+        self._logs = self._home / "logs"
         self._steps = steps
-        self._resume_from = resume_from
+        self._begins = begins
         self._rollouts: Any = None
         self._trainers: list[Any] = []
         self._engines: list[Any] = []
@@ -44,7 +46,7 @@ class RunActors:
     def _make_weights_folder(self) -> Path:
         given = self._settings.engine.update_weight_disk_dir
         if self._weights_kind == "disk":
-            folder = (Path(given) if given else self._logs.parent / "weights").absolute()
+            folder = (Path(given) if given else self._home / "weights").absolute()
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
@@ -74,8 +76,8 @@ class RunActors:
         self._running = [engine.run.remote(self._rollouts) for engine in self._engines]
         address = await _answer(self._trainers[0].address.remote())
         await _all(
-            self._rollouts.start.remote(self._resume_from),
-            *(t.start.remote(address, self._resume_from) for t in self._trainers),
+            self._rollouts.start.remote(str(self._home), self._begins),
+            *(t.start.remote(address, self._begins.folder) for t in self._trainers),
         )
         self._running.append(self._rollouts.run.remote())
 
@@ -120,6 +122,9 @@ class RunActors:
         answer: dict[str, float] = await _answer(self._rollouts.evaluate.remote())
         return answer
 
+    async def covered(self, step: int) -> None:
+        await _answer(self._rollouts.covered.remote(step))
+
     async def status(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The rollout side's status and the events since the last call."""
         answer: tuple[dict[str, Any], list[dict[str, Any]]] = await _answer(self._rollouts.status.remote())
@@ -139,7 +144,7 @@ class RunActors:
         return results[0]
 
     async def save(self, step: int, folder: str) -> None:
-        """Trainer, data cursor and open prompts into ``folder``; the HF export where ``--save-hf`` says."""
+        """Trainer, data cursor and ledger into ``folder``; the HF export where ``--save-hf`` says."""
         checkpoint = self._settings.checkpoint
         await _all(*(t.save.remote(folder, optimizer=not checkpoint.no_save_optim) for t in self._trainers))
         await _answer(self._rollouts.save.remote(step, folder))

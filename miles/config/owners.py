@@ -243,6 +243,13 @@ class CheckpointSettings:
     ref_load: str | None = flag(None, "frozen reference policy; KL terms alone use one")
     save: str | None = flag(None, "folder for checkpoints; unset: in the run folder")
     save_interval: int | None = flag(None, "training steps between checkpoints; unset: one at the end", positive=True)
+    save_trigger_sentinel: str | None = flag(
+        None, "file that asks for a checkpoint after the step that runs; it is removed"
+    )
+    save_keep_last: int | None = flag(None, "newest checkpoints that stay; unset: all", positive=True)
+    save_keep_every: int | None = flag(
+        None, "checkpoints of every so many steps stay, whatever --save-keep-last says", positive=True
+    )
     save_hf: str | None = flag(None, "folder for HF exports; {rollout_id} stands for the step")
     no_save_optim: bool = flag(False, "leave the optimizer out of checkpoints")
 

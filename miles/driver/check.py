@@ -14,6 +14,7 @@ import miles.rollout.rm_hub.check
 import miles.train.check
 from miles.config import Problems, Settings
 from miles.driver.checkpoints import find_checkpoint
+from miles.driver.resume import compare
 from miles.engine.backends import has_accelerator
 
 ROOMS = (
@@ -58,6 +59,11 @@ def _check_folders(settings: Settings, problems: Problems) -> None:
     elif reference is not None:
         problems.warn("--ref-load has no effect without a KL term: the run starts from --hf-checkpoint")
     checkpoint, total = find_checkpoint(load), settings.rollout.num_rollout
+    if checkpoint is not None:
+        comparison = compare(checkpoint.about, settings)
+        problems.lines += comparison.refused
+        for line in comparison.changed:
+            problems.note(line)
     if load is not None and checkpoint is None and not foreign:
         problems.warn(f"--load {load} holds no checkpoint: the run starts from --hf-checkpoint")
     if checkpoint is not None and total is not None and checkpoint.step >= total:

@@ -49,7 +49,12 @@ class TrainSide(Protocol):
 
 
 class Checkpoints(Protocol):
-    """Where checkpoints go: ``begin`` gives a folder to write into, ``finish`` makes it visible."""
+    """Where checkpoints go: ``begin`` gives a folder to write into, ``finish`` makes it visible.
+
+    ``asked_for``: somebody wants one now, beside those of the schedule.
+    """
+
+    def asked_for(self) -> bool: ...
 
     def begin(self, step: int) -> str: ...
 
@@ -134,7 +139,7 @@ class Ring:
         if self._schedule.publishes_after(step):
             await self._publish(step + 1)
         published = now()
-        if self._schedule.saves_after(step):
+        if self._checkpoints.asked_for() or self._schedule.saves_after(step):
             await self._save(step)
         times = {
             "rollout/step": step,

@@ -11,7 +11,8 @@ from miles.cluster.run_actors import RunActors
 from miles.cluster.session import ray_session
 from miles.config import Settings
 from miles.data.prompts import PromptSource
-from miles.driver.checkpoints import Checkpoint, CheckpointFolder, find_checkpoint
+from miles.driver.checkpoints import Checkpoint, CheckpointFolder, find_checkpoint, read_json
+from miles.driver.resume import about, compare
 from miles.driver.ring import Ring, Schedule
 from miles.driver.watch import Watch
 from miles.errors import SettingsError, raising_first_cause
@@ -19,6 +20,7 @@ from miles.observe.live import LiveView
 from miles.observe.observer import Observer
 from miles.observe.run_folder import RunFolder
 from miles.observe.trackers import TensorBoard, Tracker
+from miles.rollout.lineage import StartingPoint
 
 STATUS_INTERVAL_S = 0.5
 
@@ -33,6 +35,7 @@ def run(settings: Settings) -> int:
             [f"--num-rollout {total}: the checkpoint has trained {start} steps already; {start + 1} works"]
         )
     folder = _open_folder(settings, checkpoint)
+    begins = starting_point(settings, folder.path, checkpoint)
     trackers: list[Tracker] = [TensorBoard(folder.path / "tensorboard")] if settings.run.use_tensorboard else []
     with LiveView(folder.name, total, start_step=start) as view:
         observer = Observer(folder, view, trackers)
@@ -40,7 +43,7 @@ def run(settings: Settings) -> int:
         cause: str | None = "stopped"
         try:
             with ray_session():
-                asyncio.run(_run(settings, observer, folder.path, checkpoint, total))
+                asyncio.run(_run(settings, observer, folder.path, begins, total))
             cause = None
         except (KeyboardInterrupt, asyncio.CancelledError):
             cause = "interrupted"
@@ -79,15 +82,36 @@ def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder
     return folder
 
 
-async def _run(settings: Settings, observer: Observer, home: Path, checkpoint: Checkpoint | None, total: int) -> None:
-    checkpoints = CheckpointFolder(Path(settings.checkpoint.save) if settings.checkpoint.save else home / "checkpoints")
+def starting_point(settings: Settings, home: Path, checkpoint: Checkpoint | None) -> StartingPoint:
+    """Where the run starts, and whether what it had finished before may be trained under the settings of now."""
+    if checkpoint is not None:
+        keeps = compare(checkpoint.about, settings).keeps_finished
+        return StartingPoint(checkpoint.step, checkpoint.version, checkpoint.folder, keeps)
+    before = home / "settings.json"
+    keeps = not before.exists() or compare({"settings": read_json(before)}, settings).keeps_finished
+    return StartingPoint(keeps_finished=keeps)
+
+
+def _checkpoint_folder(settings: Settings, home: Path) -> CheckpointFolder:
+    saves = settings.checkpoint
+    return CheckpointFolder(
+        Path(saves.save) if saves.save else home / "checkpoints",
+        about=about(settings),
+        keep_last=saves.save_keep_last,
+        keep_every=saves.save_keep_every,
+        sentinel=Path(saves.save_trigger_sentinel) if saves.save_trigger_sentinel else None,
+    )
+
+
+async def _run(settings: Settings, observer: Observer, home: Path, begins: StartingPoint, total: int) -> None:
+    checkpoints = _checkpoint_folder(settings, home)
     watch = Watch(observer, settings)
-    steps = range(checkpoint.step if checkpoint else 0, total)
-    actors = RunActors(settings, logs=home / "logs", steps=steps, resume_from=checkpoint.folder if checkpoint else None)
+    steps = range(begins.step, total)
+    actors = RunActors(settings, home=home, steps=steps, begins=begins)
     schedule = Schedule(
         start=steps.start,
         total=steps.stop,
-        version=checkpoint.version - 1 if checkpoint else 0,
+        version=begins.version - 1,
         publish_interval=settings.engine.update_weights_interval,
         eval_interval=settings.eval.eval_interval,
         eval_before=not settings.eval.skip_eval_before_train,

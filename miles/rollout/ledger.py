@@ -238,7 +238,9 @@ _REISSUE = """UPDATE groups SET place = 'issued', lineage = ?, started = ?, atte
     length = 0, wasted = ? WHERE id = ?"""
 _GIVE_UP = """UPDATE groups SET place = 'given_up', lineage = ?, reason = ?, attempts = ?, length = 0, wasted = ?
     WHERE id = ?"""
-_TRAIN = """UPDATE groups SET place = 'trained', lineage = ?, step = ?, oldest = ?, trained = ?, masked = ? WHERE id = ?"""
+_TRAIN = (
+    """UPDATE groups SET place = 'trained', lineage = ?, step = ?, oldest = ?, trained = ?, masked = ? WHERE id = ?"""
+)
 _STEP = "INSERT INTO steps VALUES (?, ?, ?, ?, ?)"
 _PUBLISH = "INSERT INTO publications VALUES (?, ?)"
 _COVER = "DELETE FROM payloads WHERE id IN (SELECT id FROM groups WHERE place = 'trained' AND step < ?)"
@@ -274,7 +276,10 @@ def _oldest_trained(sample: Sample) -> int | None:
     if sample.loss_mask is None or not sample.version_spans:
         return sample.oldest_version
     mask = sample.loss_mask
-    spans = [(sample.submit_version if s.version is None else s.version, sum(mask[s.start : s.end])) for s in sample.version_spans]
+    spans = [
+        (sample.submit_version if s.version is None else s.version, sum(mask[s.start : s.end]))
+        for s in sample.version_spans
+    ]
     if sum(tokens for _, tokens in spans) < sum(mask):
         return sample.oldest_version
     return min((v for v, tokens in spans if tokens and v is not None), default=None)

@@ -123,7 +123,9 @@ class RolloutState:
 
         def of(row: Row) -> list[Sample]:
             if row.issue_id not in prompts:
-                raise LedgerError(f"{self._file.path}: group {row.issue_id} is open, but the checkpoint has no prompt of it")
+                raise LedgerError(
+                    f"{self._file.path}: group {row.issue_id} is open, but the checkpoint has no prompt of it"
+                )
             return prompts[row.issue_id]
 
         return of
@@ -173,7 +175,9 @@ def go_back(
         again: list[Row] = []
         not_kept = 0
         for row, place, started, newest, length in _open_rows(run):
-            can_be_kept = place == "finished" and start.keeps_finished and newest is not None and newest <= start.version
+            can_be_kept = (
+                place == "finished" and start.keeps_finished and newest is not None and newest <= start.version
+            )
             results = _results(run, row.issue_id) if can_be_kept else None
             not_kept += can_be_kept and results is None
             if results is not None and not is_stale(finished_group(row.issue_id, results), start.version, bound):

@@ -58,6 +58,9 @@ class Record:
     def doing(self, state: str) -> None:
         """Nobody looks on in virtual time."""
 
+    def asked_for(self) -> bool:
+        return False
+
     def begin(self, step: int) -> str:
         return f"step-{step}"
 
