@@ -1,4 +1,4 @@
-"""Command lines in, exit codes out: `miles train | check`, and the doors train.py and train_async.py.
+"""Command lines in, exit codes out: `miles train | check | audit`, and the doors train.py and train_async.py.
 
 Exit codes: 0 done, 1 stopped by a failure, 2 settings that can't work, 130 interrupted (Ctrl-C), 143 terminated.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -42,6 +43,12 @@ def _check(
 ) -> None:
     """Check the flags of a run and report every problem; nothing starts."""
     raise typer.Exit(check(context.args, program="train" if sync else "train_async", explain=explain))
+
+
+@app.command("audit")
+def _audit(run: Annotated[Path, typer.Argument(help="the folder of a run")]) -> None:
+    """Prove from a run's files that each prompt was trained once or given up, and that versions, ages and tokens add up."""
+    raise typer.Exit(audit(run))
 
 
 def main() -> None:
@@ -81,6 +88,19 @@ def check(argv: Sequence[str], *, program: Literal["train", "train_async"], expl
         f"{settings.samples_per_optimizer_step} samples\n"
     )
     return 0
+
+
+def audit(run: Path) -> int:
+    """Prints the account of a run and every violation of it. Returns the exit code: 1 where there is one."""
+    from miles.driver.audit import audit as audited
+    from miles.driver.audit import shown
+
+    try:
+        result = audited(run)
+    except MilesError as error:
+        return _stop(str(error), 1)
+    sys.stdout.write(shown(result))
+    return 1 if result.violations else 0
 
 
 def _checked(argv: Sequence[str], program: Literal["train", "train_async"], explain: bool = False) -> Settings:

@@ -23,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from miles.config.settings import FULLY_ASYNC_PATHS
 from miles.errors import LedgerError
 from miles.observe.run_folder import STEP, read_metrics
 from miles.rollout.ledger_store import FILE
@@ -105,10 +106,11 @@ class _Auditor:
 
     def _missing(self) -> Iterator[Violation]:
         """Draws that are in no group; not asked where prompts may be passed over, or a class of the user's draws."""
-        data, sampling = self._settings.get("data", {}), self._settings.get("sampling", {})
+        data, sampling, rollout = (self._settings.get(name, {}) for name in ("data", "sampling", "rollout"))
         limits = ("rollout_max_prompt_len", "rollout_max_context_len")
         ours = str(data.get("data_source_path", "")).startswith("miles.rollout.data_source.")
-        if not ours or any(sampling.get(name) for name in limits):
+        function = rollout.get("rollout_function_path") not in (None, *FULLY_ASYNC_PATHS)
+        if not ours or function or any(sampling.get(name) for name in limits):
             return
         expected = 0
         for (prompt,) in self._run("SELECT DISTINCT prompt FROM groups WHERE prompt IS NOT NULL ORDER BY prompt"):
@@ -117,23 +119,20 @@ class _Auditor:
             expected = prompt + 1
 
     def _lineages(self) -> Iterator[Violation]:
-        for lineage, start_step, start_version in self._run("SELECT lineage, step, version FROM lineages").fetchall():
+        for lineage, start, start_version in self._run("SELECT lineage, step, version FROM lineages").fetchall():
             versions = [
                 v for (v,) in self._run("SELECT version FROM publications WHERE lineage = ? ORDER BY rowid", (lineage,))
             ]
             expected = list(range(start_version, start_version + len(versions)))
             if versions != expected:
-                yield Violation("lineages", None, f"lineage {lineage} published versions {versions}, not {expected}")
+                yield Violation("lineages", None, f"{lineage} published versions {versions}, not {expected}")
             steps = self._run("SELECT step, version FROM steps WHERE lineage = ? ORDER BY step", (lineage,)).fetchall()
-            if [s for s, _ in steps] != list(range(start_step, start_step + len(steps))):
-                yield Violation(
-                    "lineages", None, f"lineage {lineage} trained steps {[s for s, _ in steps]} from {start_step}"
-                )
+            trained = [s for s, _ in steps]
+            if trained != list(range(start, start + len(steps))):
+                yield Violation("lineages", None, f"{lineage} starts before step {start} and trained {trained}")
             for (_, before), (step, version) in pairwise([(0, start_version), *steps]):
                 if version < before:
-                    yield Violation(
-                        "lineages", None, f"step {step} of lineage {lineage} has version {version} after {before}"
-                    )
+                    yield Violation("lineages", None, f"{lineage} trained step {step} with {version}, after {before}")
 
     def _versions(self) -> Iterator[Violation]:
         rows = self._run(
@@ -189,3 +188,14 @@ class _Auditor:
         told = sum(row.get("rollout/wasted_tokens", 0.0) for row in [*self._metrics.values(), *self._abandoned])
         if told > wasted:
             yield Violation("waste", None, f"the metrics count {told:.0f} wasted tokens, the ledger {wasted:.0f}")
+
+
+def shown(result: Audit) -> str:
+    """A table for people: groups and tokens by fate, then each violation with its prompt."""
+    lines = [f"{result.steps} steps trained, {result.lineages} lineage(s)", ""]
+    for title, counts in (("groups", result.groups), ("tokens", result.tokens)):
+        lines += [title, *(f"  {name:28}{count:>16,}" for name, count in counts.items()), ""]
+    lines.append(f"{len(result.violations)} violation(s)")
+    for law, prompt, what in result.violations:
+        lines.append(f"  {law}: {'' if prompt is None else f'prompt {prompt} '}{what}")
+    return "\n".join(lines) + "\n"

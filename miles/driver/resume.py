@@ -83,7 +83,7 @@ def _data_changes(before: Sequence[Sequence[str]], settings: Settings) -> list[s
 
 
 def data_marks(words: Sequence[str]) -> list[list[str]]:
-    """Each word of ``--prompt-data`` with a mark of its file: size, first, middle and last MiB. Generated rows: their name."""
+    """Each word of ``--prompt-data`` with a mark of its file (size and three MiB of it); generated rows: with their name."""
     return [[word, _mark(word)] for word in words]
 
 

@@ -27,7 +27,7 @@ class OpenGroup:
     """A prompt that was issued and is neither trained nor given up.
 
     ``prompts`` are its samples as they are issued, ``results`` what generation made of them (siblings may be lists, lost
-    ones missing); ``attempts`` counts how often each sample was started, ``wasted`` response tokens of attempts that were thrown away.
+    ones missing); ``attempts`` counts how often each sample was started, ``wasted`` the response tokens of failed ones.
     """
 
     issue_id: int

@@ -256,6 +256,11 @@ class LedgerFile:
         """The same for a ledger and its copies."""
         return str(self.connection.execute("SELECT value FROM meta WHERE name = 'id'").fetchone()[0])
 
+    @property
+    def changes(self) -> int:
+        """Rows that were written since it was opened; -1 once closed."""
+        return -1 if self._lock is None else self.connection.total_changes
+
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All that is done in the block is written together, or nothing of it. Raises LedgerError."""
@@ -314,7 +319,7 @@ class LedgerFile:
         if "full" in str(error) or "disk I/O" in str(error):
             return LedgerError(f"{path}: {error}; nothing was trained that isn't recorded: free some space and --load")
         return LedgerError(
-            f"{path}: {error}; each checkpoint beside it has a copy: --load with one of its steps and another --run-name works"
+            f"{path}: {error}; each checkpoint has a copy: --load one of its steps with another --run-name"
         )
 
 

@@ -130,6 +130,11 @@ class RolloutState:
 
         return of
 
+    @property
+    def changes(self) -> int:
+        """Rows that were written since the start."""
+        return self._file.changes
+
     # ---- checkpoints
 
     async def save(self, step: int, folder: Path, open_prompts: Sequence[list[Sample]]) -> None:

@@ -83,7 +83,7 @@ class Rollouts:
         return self._batch
 
     async def commit(self) -> int:
-        """The optimizer step of the batch last taken has ended. Returns how many groups were trained, once that is written."""
+        """The optimizer step of the batch last taken has ended. Returns how many groups it trained, once written."""
         self._versions.end_step()
         trained = self._ledger.commit(self._batch)
         self._batch = None

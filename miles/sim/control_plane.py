@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from miles.config import Settings
-from miles.driver.ring import Ring, Schedule
+from miles.driver.ring import Checkpoints, Ring, Schedule
 from miles.engine.fake import FakeEngine, FakeFleet
 from miles.errors import raising_first_cause
-from miles.rollout.assembly import assemble, make_client
+from miles.rollout.assembly import assemble, make_client, open_state
 from miles.rollout.evaluation import EvalSet
+from miles.rollout.ledger_store import PlaceStore
+from miles.rollout.lineage import RolloutState, StartingPoint
 from miles.rollout.rollouts import Rollouts
 from miles.rollout.scoring import DirectScoring
 from miles.sim.trainer import DirectRollouts, FakeTrainer
@@ -70,7 +73,10 @@ class Record:
 
 @dataclass
 class Simulation:
-    """One run. `run` drives it to its end; the parts stay reachable for whoever looks into it."""
+    """One run. `run` drives it to its end; the parts stay reachable for whoever looks into it.
+
+    With a ``home`` it keeps its ledger there, written ``lag`` transitions late, and begins where ``begins`` says.
+    """
 
     settings: Settings
     engines: dict[str, FakeEngine]
@@ -79,6 +85,10 @@ class Simulation:
     answer_s: float = 0.0
     eval_sets: Sequence[EvalSet] = ()
     source: Any = None
+    home: Path | None = None
+    begins: StartingPoint = StartingPoint()
+    checkpoints: Checkpoints | None = None
+    lag: int = 1
     record: Record = field(default_factory=Record)
 
     @property
@@ -91,21 +101,24 @@ class Simulation:
         rollouts = self.build()
         steps = self.settings.rollout.num_rollout or 0
         schedule = Schedule(
-            start=0,
+            start=self.begins.step,
             total=steps,
-            version=0,
+            version=self.begins.version - 1,
             publish_interval=self.settings.engine.update_weights_interval,
             eval_interval=self.settings.eval.eval_interval,
             eval_before=not self.settings.eval.skip_eval_before_train,
             save_interval=self.settings.checkpoint.save_interval,
         )
-        self.direct = DirectRollouts(rollouts)
-        ring = Ring(schedule, self.direct, self.trainer, self.record, self.record)
-        with raising_first_cause():
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(rollouts.run(), name="rollouts")
-                await ring.run()
-                rollouts.close()
+        ring = Ring(schedule, self.direct, self.trainer, self.checkpoints or self.record, self.record)
+        try:
+            with raising_first_cause():
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(rollouts.run(), name="rollouts")
+                    await ring.run()
+                    rollouts.close()
+        finally:
+            if self.state is not None:
+                self.state.ledger.store.close()
         return self.record
 
     def build(self) -> Rollouts:
@@ -116,6 +129,7 @@ class Simulation:
         for url in self.engines:
             client.table.add(url)
         self.publisher = Publisher(client, pause_mode=self.settings.engine.pause_generation_mode)
+        self.state = None if self.home is None else self._open_state(self.home)
         self.rollouts = assemble(
             self.settings,
             source=self.source,
@@ -124,6 +138,14 @@ class Simulation:
             encode=lambda prompt, tools: [ord(c) for c in str(prompt)] or [0],
             scoring=DirectScoring(self.reward, self.answer_s),
             eval_sets=self.eval_sets,
-            steps=range(self.settings.rollout.num_rollout or 0),
+            steps=range(self.begins.step, self.settings.rollout.num_rollout or 0),
+            state_of_run=self.state,
         )
+        self.direct = DirectRollouts(self.rollouts, self.state)
+        self.trainer.rollouts = self.direct
         return self.rollouts
+
+    def _open_state(self, home: Path) -> RolloutState:
+        return open_state(
+            self.settings, self.source, home, self.begins, lambda file: PlaceStore(file, self.lag), durable=False
+        )

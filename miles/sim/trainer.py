@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from miles.rollout.conversion import to_train_data
 from miles.rollout.lineage import RolloutState
@@ -20,6 +21,7 @@ class FakeTrainer:
     write_s: float = 0.0
     batches: list[Batch] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
+    rollouts: DirectRollouts | None = None
 
     async def train(self, data: Batch, step: int) -> dict[str, float]:
         tokens = sum(to_train_data(data.groups, None)["response_lengths"])
@@ -33,7 +35,10 @@ class FakeTrainer:
         return Weights(version, "shm", path)
 
     async def save(self, step: int, folder: str) -> None:
+        """Keeps nothing of its own: its weights are their version. The rollout side saves what it has."""
         self.saved.append(step)
+        if self.rollouts is not None:
+            await self.rollouts.save(step, folder)
 
     def ages(self) -> list[int]:
         """Age of every trained token's span."""
@@ -66,6 +71,10 @@ class DirectRollouts:
 
     async def publish(self, weights: Weights, steps_due: int) -> None:
         await self.inner.publish(weights, steps_due)
+
+    async def save(self, step: int, folder: str) -> None:
+        if self.state is not None:
+            await self.state.save(step, Path(folder), self.inner.open_prompts())
 
     async def covered(self, step: int) -> None:
         if self.state is not None:
