@@ -38,8 +38,8 @@ from miles.sim.control_plane import Simulation
 
 STEPS, PROMPTS, LAG = 12, 20, 6
 FLAGS = (
-    f"--fully-async --num-rollout {STEPS} --rollout-batch-size 4 --n-samples-per-prompt 2 --max-weight-staleness 2 "
-    "--async-max-concurrent-samples 12 --rollout-shuffle --input-key prompt --rollout-max-response-len 16 --save-interval 5"
+    f"--fully-async --num-rollout {STEPS} --rollout-batch-size 4 --n-samples-per-prompt 2 --max-weight-staleness 1 --rollout-retry-budget 1 "
+    "--async-max-concurrent-samples 12 --rollout-shuffle --input-key prompt --rollout-max-response-len 120 --save-interval 5"
 )
 Files = dict[str, bytes]
 
@@ -141,11 +141,11 @@ class Runs:
 
     def _choose(self, payload: dict[str, Any]) -> Any:
         luck = random.Random(f"{self._seed} {payload['sampling_params']['sampling_seed']}").random()
-        return Status(500) if luck < 0.06 else Reset() if luck < 0.1 else None
+        return Status(500) if luck < 0.1 else Reset() if luck < 0.2 else None
 
 
 def _length(payload: dict[str, Any], rng: random.Random) -> int:
-    return 1 + int(rng.lognormvariate(1.5, 1.0))
+    return 1 + int(rng.lognormvariate(2.5, 1.3))
 
 
 def settings_of(flags: str) -> Settings:
