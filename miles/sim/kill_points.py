@@ -38,8 +38,9 @@ from miles.sim.control_plane import Simulation
 
 STEPS, PROMPTS, LAG = 12, 20, 6
 FLAGS = (
-    f"--fully-async --num-rollout {STEPS} --rollout-batch-size 4 --n-samples-per-prompt 2 --max-weight-staleness 1 --rollout-retry-budget 1 "
-    "--async-max-concurrent-samples 12 --rollout-shuffle --input-key prompt --rollout-max-response-len 120 --save-interval 5"
+    f"--fully-async --num-rollout {STEPS} --rollout-batch-size 4 --n-samples-per-prompt 2 --max-weight-staleness 1 "
+    "--rollout-retry-budget 1 --async-max-concurrent-samples 12 --rollout-shuffle --input-key prompt "
+    "--rollout-max-response-len 120 --save-interval 5"
 )
 Files = dict[str, bytes]
 

@@ -1,7 +1,7 @@
 """A trainer's state in, a folder of torch.distributed.checkpoint shards out, and back on any number of ranks.
 
 Held: float32 weights, AdamW's moments, and the number of the next training step. The position in the learning-rate schedule
-follows from that number, and there is no random state: nothing in the trainer draws at random after the weights are loaded.
+follows from that number. `miles.train.random_state` keeps the random state beside it.
 """
 
 from __future__ import annotations

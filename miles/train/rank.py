@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from miles.config import Settings
 from miles.errors import TrainerError
-from miles.train import checkpoint
+from miles.train import checkpoint, random_state
 from miles.train.batch import MicroBatch, RolloutBatch, TrainSample, collate, fill_up, read_batch
 from miles.train.export import save_hf, write_version
 from miles.train.losses import SUMS, metrics, policy_loss
@@ -155,10 +155,12 @@ class TrainerRank:
     def save(self, folder: str, *, optimizer: bool) -> None:
         """Writes a checkpoint into an existing folder, its optimizer state only where asked for."""
         checkpoint.save(folder, self._policy, self._optimizer if optimizer else None, self._next_step)
+        random_state.save(folder, self._rank)
 
     def load(self, folder: str) -> int:
         """Goes on from a checkpoint, of any number of ranks. Returns the training step that comes next."""
         self._next_step = checkpoint.load(folder, self._policy, self._optimizer)
+        random_state.load(folder, self._rank)
         return self._next_step
 
     def export_hf(self, folder: str) -> None:

@@ -1,0 +1,148 @@
+"""Groups in, what the ledger costs out: `python -m benchmarks.ledger [--quick] [--json]`.
+
+    transitions_per_s        issue, finish (with 8 samples of 512 tokens) and commit of groups, batch after batch, to disk
+    payload_ratio            bytes of such a payload / ids int32 + log-probs float32 + masks of one bit
+    mb_per_million_groups    the file after 10^6 groups were trained and covered by checkpoints
+    wall_share               CPU seconds of the ledger's thread and of the event loop's part of it / wall time, on the
+                             groups and the pace of the quickstart (its step takes `QUICKSTART_STEP_S`)
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from miles.rollout.ledger import Ledger
+from miles.rollout.ledger_store import FILE, LedgerFile, LedgerStore, ThreadStore
+from miles.rollout.lineage import StartingPoint, go_back
+from miles.rollout.payload import encode
+from miles.rollout.staleness import finished_group
+from miles.types import Batch, Group, Sample, Status, VersionSpan
+
+BATCH, GROUPS, SAVE_EVERY = 16, 4000, 20
+TARGETS = {"transitions_per_s": 3000.0, "wall_share": 0.02, "payload_ratio": 1.1}
+QUICKSTART_STEP_S = 0.5
+"""Less than a step of the quickstart takes on two cores: with it the share is an upper bound."""
+WORDS = "so the total is half of that and we get two more for each one then add them to the first answer".split()
+
+
+def group_of(number: int, samples: int, tokens: int) -> Group:
+    """Finished samples of one prompt with ids as of a vocabulary of 150,000, and text of four characters a token."""
+    rng = random.Random(number)
+    made = []
+    for i in range(samples):
+        sample = Sample(
+            group_index=number, index=number * samples + i, prompt="What is half of it? " * 4, label="21",
+            tokens=[rng.randrange(150_000) for _ in range(24)], status=Status.COMPLETED, submit_version=1, reward=1.0,
+            response=" ".join(rng.choice(WORDS) for _ in range(tokens)),
+        )  # fmt: skip
+        ids = [int(rng.paretovariate(0.3)) % 150_000 for _ in range(tokens)]
+        sample.append_response(ids, [-rng.expovariate(2.0) for _ in ids], [VersionSpan(1, 0, tokens)])
+        made.append(sample)
+    return made
+
+
+async def _train(store: LedgerStore, groups: list[Group], count: int, pace_s: float = 0.0) -> tuple[float, float]:
+    """Trains ``count`` groups. Returns (wall seconds, seconds of CPU of this process), ``pace_s`` of sleep a step."""
+    ledger = Ledger(window=256, store=store)
+    began, cpu = time.perf_counter(), time.process_time()
+    for step in range(count // BATCH):
+        batch = []
+        for i in range(BATCH):
+            results = groups[(step * BATCH + i) % len(groups)]
+            group = ledger.issue(results)
+            ledger.finish(group, results)
+            batch.append(finished_group(group.issue_id, results))
+        ledger.take(g.issue_id for g in batch)
+        ledger.commit(Batch(step, 1, tuple(batch)))
+        await store.settle()
+        if step % SAVE_EVERY == SAVE_EVERY - 1:
+            ledger.covered(step + 1)
+        await asyncio.sleep(pace_s)
+    await store.settle()
+    return time.perf_counter() - began, time.process_time() - cpu
+
+
+def measure_rate(folder: Path, count: int) -> float:
+    groups = [group_of(i, 8, 512) for i in range(32)]
+
+    async def run() -> float:
+        store = ThreadStore(_new(folder / "rate"))
+        wall, _ = await _train(store, groups, count)
+        store.close()
+        return wall
+
+    return 3 * count / asyncio.run(run())
+
+
+def measure_share(folder: Path, steps: int) -> float:
+    groups = [group_of(i, 4, 8) for i in range(64)]
+
+    async def run() -> float:
+        store = ThreadStore(_new(folder / "share"))
+        wall, cpu = await _train(store, groups, steps * BATCH, QUICKSTART_STEP_S)
+        store.close()
+        return cpu / wall
+
+    return asyncio.run(run())
+
+
+def measure_ratio() -> float:
+    ratios = []
+    for number in range(8):
+        samples = group_of(number, 8, 512)
+        raw = sum(4 * len(s.tokens) + 4 * s.response_length + s.response_length / 8 for s in samples)
+        payload = encode(samples)
+        assert payload is not None
+        ratios.append(len(payload) / raw)
+    return sum(ratios) / len(ratios)
+
+
+def measure_size(folder: Path, count: int) -> float:
+    """MB of the file for each million groups, all of them trained and covered."""
+    tiny = [group_of(i, 1, 4) for i in range(64)]
+
+    async def run() -> None:
+        store = ThreadStore(_new(folder / "size"))
+        await _train(store, tiny, count)
+        store.close()
+
+    asyncio.run(run())
+    return (folder / "size" / FILE).stat().st_size / count
+
+
+def _new(folder: Path) -> LedgerFile:
+    file = LedgerFile(folder / FILE)
+    go_back(file, StartingPoint(), bound=None)
+    return file
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the groups: shows that it runs")
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    options = parser.parse_args()
+    scale = 10 if options.quick else 1
+    with tempfile.TemporaryDirectory(prefix="miles-bench-") as made:
+        folder = Path(made)
+        results = {
+            "transitions_per_s": measure_rate(folder, GROUPS // scale),
+            "wall_share": measure_share(folder, 20 // scale),
+            "payload_ratio": measure_ratio(),
+            "mb_per_million_groups": measure_size(folder, 1_000_000 // (20 * scale)),
+        }
+    if options.json:
+        sys.stdout.write(json.dumps({"targets": TARGETS, **results}) + "\n")
+        return
+    for name, value in results.items():
+        sys.stdout.write(f"{name:24}{value:>12,.4g}\n")
+
+
+if __name__ == "__main__":
+    main()
