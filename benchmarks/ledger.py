@@ -1,10 +1,10 @@
 """Groups in, what the ledger costs out: `python -m benchmarks.ledger [--quick] [--json]`.
 
-    transitions_per_s        issue, finish (with 8 samples of 512 tokens) and commit of groups, batch after batch, to disk
-    payload_ratio            bytes of such a payload / ids int32 + log-probs float32 + masks of one bit
-    mb_per_million_groups    the file after 10^6 groups were trained and covered by checkpoints
-    wall_share               CPU seconds of the ledger's thread and of the event loop's part of it / wall time, on the
-                             groups and the pace of the quickstart (its step takes `QUICKSTART_STEP_S`)
+transitions_per_s        issue, finish (with 8 samples of 512 tokens) and commit of groups, batch after batch, to disk
+payload_ratio            bytes of such a payload / ids int32 + log-probs float32 + masks of one bit
+mb_per_million_groups    the file after 10^6 groups were trained and covered by checkpoints
+wall_share               CPU seconds of the ledger's thread and of the event loop's part of it / wall time, on the
+                         groups and the pace of the quickstart (its step takes `QUICKSTART_STEP_S`)
 """
 
 from __future__ import annotations

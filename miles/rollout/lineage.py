@@ -240,7 +240,8 @@ def _numbers(text: str) -> list[int]:
 
 
 def _open_group(row: Row, prompts: list[Sample], results: Group | None = None) -> OpenGroup:
-    group = OpenGroup(row.issue_id, prompts, attempts=row.attempts, wasted=row.wasted)
+    attempts = row.attempts if len(row.attempts) == len(prompts) else []
+    group = OpenGroup(row.issue_id, prompts, attempts=attempts, wasted=row.wasted)
     if results is not None:
         group.place, group.results = "finished", results
     return group

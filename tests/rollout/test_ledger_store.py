@@ -64,7 +64,12 @@ def test_transitions_are_on_disk_once_settled(tmp_path):
         train(ledger, 0, batch)
         ledger.give_up(groups[2].issue_id, "engine")
         await store.settle()
-        assert rows(tmp_path) == [(0, "trained", 0, 0), (1, "trained", 0, 0), (2, "given_up", None, 0), (3, "issued", None, 0)]
+        assert rows(tmp_path) == [
+            (0, "trained", 0, 0),
+            (1, "trained", 0, 0),
+            (2, "given_up", None, 0),
+            (3, "issued", None, 0),
+        ]
 
     on_a_thread(tmp_path, work)
 
@@ -83,7 +88,9 @@ def test_a_step_is_committed_whole_or_not_at_all(tmp_path):
     file, _ = opened(tmp_path)
     ledger = Ledger(window=8, store=PlaceStore(file))
     batch = [finish(ledger, ledger.issue(prompts(i))) for i in range(2)]
-    file.connection.execute("CREATE TRIGGER no BEFORE UPDATE ON groups WHEN new.id = 1 BEGIN SELECT raise(ABORT, 'no'); END")
+    file.connection.execute(
+        "CREATE TRIGGER no BEFORE UPDATE ON groups WHEN new.id = 1 BEGIN SELECT raise(ABORT, 'no'); END"
+    )
     with pytest.raises(LedgerError, match="no"):
         train(ledger, 0, batch)
     assert [place for _, place, *_ in rows(tmp_path)] == ["finished", "finished"]
