@@ -130,3 +130,10 @@ def test_times_add_up_to_the_step():
     assert metrics["perf/train_time"] == pytest.approx(3)
     assert metrics["perf/update_weights_time"] == pytest.approx(1)
     assert metrics["perf/step_time"] == pytest.approx(6)
+
+
+def test_a_checkpoint_that_was_asked_for_is_written_after_the_step(monkeypatch):
+    asked = iter([False, True, False, False])
+    monkeypatch.setattr(Log, "asked_for", lambda self: next(asked))
+    calls = turn(total=4).calls
+    assert [c for c in calls if "visible" in c] == ["visible 1 at 3", "visible 3 at 5"]
