@@ -6,12 +6,15 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from miles.driver.audit import audit
+from tests.virtual import assert_audit_passes
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "examples" / "quickstart" / "run.sh"
@@ -39,7 +42,10 @@ def run(folder, *flags, code=0):
         timeout=LIMIT_S,
     )
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
-    return folder / "runs" / "r", done.stdout + done.stderr
+    home = folder / "runs" / "r"
+    if code == 0:
+        assert_audit_passes(home)
+    return home, done.stdout + done.stderr
 
 
 def rows(home, key):
@@ -138,6 +144,7 @@ def test_synchronous_and_one_step_off_are_the_same_ring(tmp_path):
             cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert_audit_passes(tmp_path / "runs" / program)
         steps = rows(tmp_path / "runs" / program, "step")
         assert len(steps) == 4
         assert max(s["rollout/fully_async/max_staleness"] for s in steps.values()) <= bound
@@ -165,11 +172,38 @@ def test_a_killed_engine_is_restarted_and_serves_only_current_weights(tmp_path):
         read_until(process, r"^step 60/")
         process.stdout.read()
         assert process.wait(LIMIT_S) == 0
+    assert_audit_passes(home)
     ups, downs = events(home, "engine_up"), events(home, "engine_down")
     assert [e["restarts"] for e in ups] == [0, 1]
     assert "exit code -9" in downs[0]["why"]
     assert rows(home, "eval/step")[60]["eval/reverse"] > 0.6
     assert max(s["rollout/fully_async/max_staleness"] for s in rows(home, "step").values()) <= 4
+
+
+def kill_all(process):
+    """SIGKILL to the run and everything below it, as a machine that goes down would; what shared memory it had stays."""
+    for pid in descendants(process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize("after", [2, 7])
+def test_a_run_that_is_killed_with_all_its_processes_goes_on_where_it_was(tmp_path, after):
+    """Before its first checkpoint and after it."""
+    flags = ("--num-rollout", 12, "--save-interval", 5, "--eval-interval", 12)
+    with started(tmp_path, *flags) as process:
+        read_until(process, rf"^step {after}/")
+        kill_all(process)
+    home = tmp_path / "runs" / "r"
+    assert_audit_passes(home)
+    run(tmp_path, *flags, "--load", home)
+    assert list(rows(home, "step")) == list(range(1, 13))
+    [resumed] = events(home, "resumed")
+    assert resumed["after_step"] == (5 if after == 7 else 0)
+    assert resumed["groups_kept"] > 0
+    result = audit(home)
+    assert (result.steps, result.lineages) == (12, 2)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
@@ -182,6 +216,7 @@ def test_interrupting_leaves_no_process_and_no_shared_memory(tmp_path, sign):
         os.kill(process.pid, sign)
         output = process.stdout.read()
         assert process.wait(LIMIT_S) == (130 if sign == signal.SIGINT else 143), output
+    assert_audit_passes(tmp_path / "runs" / "r")
     assert [pid for pid in family if alive(pid)] == []
     assert list(Path("/dev/shm").glob(f"miles-{process.pid}-*")) == []
     assert "Traceback" not in output
