@@ -4,7 +4,7 @@ Reads files only, those of a killed run or of one that goes on as well. The laws
 
     once        a prompt is trained at most once; a draw that nobody accounts for is missing
     lineages    versions rise by one from that of the lineage's checkpoint; its steps follow each other
-    future      no trained token is newer than the version that its step started with
+    future      no trained token is newer than the version that its step started with, or of weights that a lineage undid
     age         no trained token is older than the staleness bound
     tokens      tokens in the loss of a step = rollout/trained_tokens of the metrics
     steps       a step has as many groups as its record says, and every step before the last is there
@@ -148,6 +148,14 @@ class _Auditor:
                 yield Violation(
                     "age", prompt, f"is of version {oldest}, trained at step {step} with {version}; bound {bound}"
                 )
+
+        rows = self._run(
+            "SELECT prompt, g.step, newest, m.lineage, m.version FROM groups g JOIN lineages m "
+            "ON m.lineage > g.sampled AND m.lineage <= g.lineage WHERE place = 'trained' AND newest > m.version"
+        )
+        for prompt, step, newest, lineage, version in rows:
+            what = f"has tokens of version {newest}, trained at step {step}; lineage {lineage} went back to {version}"
+            yield Violation("future", prompt, what)
 
     def _steps(self) -> Iterator[Violation]:
         rows = self._run(

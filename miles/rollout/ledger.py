@@ -109,7 +109,16 @@ class Ledger:
         self._finished_lengths.append(group.tokens / max(1, len(results)))
         samples = list(iter_samples(results))
         oldest, newest = oldest_version(samples), newest_version(samples)
-        row = (self.lineage, _text(group.attempts), oldest, newest, group.tokens, group.wasted, group.issue_id)
+        row = (
+            self.lineage,
+            self.lineage,
+            _text(group.attempts),
+            oldest,
+            newest,
+            group.tokens,
+            group.wasted,
+            group.issue_id,
+        )
         self.store.write((_FINISH, row), (_KEEP, (group.issue_id, Payload(results))))
 
     def reissue(self, issue_id: int) -> OpenGroup:
@@ -230,8 +239,8 @@ def tokens_of(samples: Group) -> int:
 
 
 _ISSUE = "INSERT INTO groups (id, prompt, lineage, place, started, attempts) VALUES (?, ?, ?, 'issued', ?, ?)"
-_FINISH = """UPDATE groups SET place = 'finished', lineage = ?, attempts = ?, oldest = ?, newest = ?, length = ?, wasted = ?
-    WHERE id = ?"""
+_FINISH = """UPDATE groups SET place = 'finished', lineage = ?, sampled = ?, attempts = ?, oldest = ?, newest = ?, length = ?,
+    wasted = ? WHERE id = ?"""
 _KEEP = "INSERT OR REPLACE INTO payloads VALUES (?, ?)"
 _FORGET = "DELETE FROM payloads WHERE id = ?"
 _REISSUE = """UPDATE groups SET place = 'issued', lineage = ?, started = ?, attempts = ?, oldest = NULL, newest = NULL,

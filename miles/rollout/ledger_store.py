@@ -41,16 +41,16 @@ CREATE TABLE steps (
     PRIMARY KEY (lineage, step)) WITHOUT ROWID;
 CREATE TABLE groups (
     id INTEGER PRIMARY KEY, prompt INTEGER, lineage INTEGER, place TEXT, reason TEXT, step INTEGER, started TEXT,
-    attempts TEXT, oldest INTEGER, newest INTEGER, length INTEGER DEFAULT 0, trained INTEGER DEFAULT 0,
+    attempts TEXT, sampled INTEGER, oldest INTEGER, newest INTEGER, length INTEGER DEFAULT 0, trained INTEGER DEFAULT 0,
     masked INTEGER DEFAULT 0, wasted INTEGER DEFAULT 0);
 CREATE INDEX open_groups ON groups (id) WHERE place IN ('issued', 'finished');
 CREATE INDEX trained_groups ON groups (step) WHERE place = 'trained';
 CREATE TABLE payloads (id INTEGER PRIMARY KEY, payload BLOB);
 """
-"""``lineage`` of a group: in which it came to its place. ``started``: attempts of each sample that were counted before the
-group was issued (again), ``attempts``: by now. ``length``: response tokens of what is finished or trained, ``trained`` and
-``masked`` those in and out of the loss, ``wasted`` what was sampled besides. ``oldest``: version of the oldest token, of the
-oldest trained one once trained. ``bound`` is K, ``step`` counts from 0."""
+"""``lineage`` of a group: in which it came to its place; ``sampled``: in which it was finished. ``started``: attempts of
+each sample that were counted before the group was issued (again), ``attempts``: by now. ``length``: response tokens of what
+is finished or trained, ``trained`` and ``masked`` those in and out of the loss, ``wasted`` what was sampled besides.
+``oldest``: version of the oldest token, once trained of the oldest one in the loss. ``bound`` is K, ``step`` counts from 0."""
 
 
 class LedgerStore(Protocol):

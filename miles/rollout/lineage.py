@@ -181,7 +181,7 @@ def go_back(
         not_kept = 0
         for row, place, started, newest, length in _open_rows(run):
             can_be_kept = (
-                place == "finished" and start.keeps_finished and newest is not None and newest <= start.version
+                place == "finished" and start.keeps_finished and newest is not None and newest <= newest_kept(start)
             )
             results = _results(run, row.issue_id) if can_be_kept else None
             not_kept += can_be_kept and results is None
@@ -197,6 +197,11 @@ def go_back(
         run("INSERT INTO lineages VALUES (?, ?, ?, ?, ?, ?, ?, ?)", opened)
         (next_id,) = run("SELECT coalesce(max(id) + 1, 0) FROM groups").fetchone()
     return Recovered(lineage, next_id, kept, again, not_kept, lost)
+
+
+def newest_kept(start: StartingPoint) -> int:
+    """The newest version that a token of a kept group may have: later weights are not those of this lineage."""
+    return start.version
 
 
 Run = Callable[..., sqlite3.Cursor]

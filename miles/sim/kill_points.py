@@ -15,11 +15,13 @@ import asyncio
 import json
 import random
 import shutil
+import sqlite3
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ from miles.driver.checkpoints import CheckpointFolder, find_checkpoint
 from miles.engine.fake import FakeEngine, Reset, Status
 from miles.rollout.check import check as check_rollout
 from miles.rollout.data_source import RolloutDataSourceWithBuffer
+from miles.rollout.ledger import Ledger
+from miles.rollout.ledger_store import FILE
 from miles.rollout.lineage import StartingPoint
 from miles.sim.clock import VirtualLoop
 from miles.sim.control_plane import Simulation
@@ -215,13 +219,22 @@ def _judge(simulation: Simulation, home: Path, name: str, tally: Tally) -> None:
     violations = list(result.violations)
     if result.steps != STEPS:
         violations.append(Violation("steps", None, f"{result.steps} of {STEPS} steps were trained"))
-    tally.violations += [f"{name}: {v.law}: prompt {v.prompt} {v.what}" for v in violations]
     if simulation.state is not None:
+        violations += _forgotten(simulation.state.ledger, home)
         tally.kept += len(simulation.state.recovered.kept)
         tally.again += len(simulation.state.recovered.again)
+    tally.violations += [f"{name}: {v.law}: prompt {v.prompt} {v.what}" for v in violations]
     tally.trained += result.groups.get("trained", 0)
     tally.given_up.update({p: n for p, n in result.groups.items() if p.startswith("given_up")})
     shutil.rmtree(home)
+
+
+def _forgotten(ledger: Ledger, home: Path) -> Iterator[Violation]:
+    """Groups that are open on disk and that the run no longer knew at its end, or the other way round."""
+    with closing(sqlite3.connect(home / FILE)) as connection:
+        rows = dict(connection.execute("SELECT id, prompt FROM groups WHERE place IN ('issued', 'finished')"))
+    for issue_id in rows.keys() ^ ledger.prompts_by_id().keys():
+        yield Violation("once", rows.get(issue_id), f"group {issue_id} is open in the file or in the run, not in both")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
