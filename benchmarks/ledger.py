@@ -29,7 +29,19 @@ BATCH, GROUPS, SAVE_EVERY = 16, 4000, 20
 TARGETS = {"transitions_per_s": 3000.0, "wall_share": 0.02, "payload_ratio": 1.1}
 QUICKSTART_STEP_S = 0.5
 """Less than a step of the quickstart takes on two cores: with it the share is an upper bound."""
-WORDS = "so the total is half of that and we get two more for each one then add them to the first answer".split()
+WORDS = (
+    "so",
+    "the total",
+    "is half",
+    "of that",
+    "and we get",
+    "two more",
+    "for each one",
+    "then",
+    "add",
+    "them",
+    "first",
+)
 
 
 def group_of(number: int, samples: int, tokens: int) -> Group:

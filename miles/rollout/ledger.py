@@ -272,23 +272,23 @@ def newest_version(samples: list[Sample]) -> int | None:
 
 def _trained_row(group: FinishedGroup, lineage: int, step: int) -> tuple[int, int, int | None, int, int, int]:
     """Lineage, step, version of the oldest trained token, tokens in and out of the loss, number of the group."""
-    samples = list(iter_samples(group.samples))
-    trained = sum(s.effective_response_length for s in samples if not s.remove_sample)
-    oldest = min((v for s in samples if (v := _oldest_trained(s)) is not None), default=None)
-    return lineage, step, oldest, trained, tokens_of(group.samples) - trained, group.issue_id
+    samples = [s for s in iter_samples(group.samples) if not s.remove_sample]
+    trained = [s.effective_response_length for s in samples]
+    oldest = [_oldest_trained(s, tokens) for s, tokens in zip(samples, trained, strict=True) if tokens]
+    known = min((version for version in oldest if version is not None), default=None)
+    tokens = sum(trained)
+    return lineage, step, known, tokens, tokens_of(group.samples) - tokens, group.issue_id
 
 
-def _oldest_trained(sample: Sample) -> int | None:
-    """Version of the oldest token in the loss; where spans don't cover those tokens, the oldest that it can be."""
-    if sample.remove_sample or not sample.effective_response_length:
-        return None
-    if sample.loss_mask is None or not sample.version_spans:
+def _oldest_trained(sample: Sample, trained: int) -> int | None:
+    """Version of the oldest of the ``trained`` tokens in the loss; where spans don't cover them, the oldest it can be."""
+    mask, unknown = sample.loss_mask, sample.submit_version
+    if mask is None or not sample.version_spans:
         return sample.oldest_version
-    mask = sample.loss_mask
     spans = [
-        (sample.submit_version if s.version is None else s.version, sum(mask[s.start : s.end]))
-        for s in sample.version_spans
+        (unknown if span.version is None else span.version, sum(mask[span.start : span.end]))
+        for span in sample.version_spans
     ]
-    if sum(tokens for _, tokens in spans) < sum(mask):
+    if sum(tokens for _, tokens in spans) < trained:
         return sample.oldest_version
-    return min((v for v, tokens in spans if tokens and v is not None), default=None)
+    return min((version for version, tokens in spans if tokens and version is not None), default=None)

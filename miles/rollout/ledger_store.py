@@ -26,7 +26,9 @@ from typing import Any, Protocol
 
 from miles.errors import LedgerError
 
-FILE, LOCK = "ledger.sqlite", "ledger.lock"
+FILE, LOCK, FORMAT = "ledger.sqlite", "ledger.lock", 1
+PAGE_BYTES = 16384
+"""A payload is tens of kilobytes: large pages write it in few pieces."""
 
 Statement = tuple[str, Sequence[Any]]
 
@@ -50,7 +52,7 @@ CREATE TABLE payloads (id INTEGER PRIMARY KEY, payload BLOB);
 """``lineage`` of a group: in which it came to its place; ``sampled``: in which it was finished. ``started``: attempts of
 each sample that were counted before the group was issued (again), ``attempts``: by now. ``length``: response tokens of what
 is finished or trained, ``trained`` and ``masked`` those in and out of the loss, ``wasted`` what was sampled besides.
-``oldest``: version of the oldest token, once trained of the oldest one in the loss. ``bound`` is K, ``step`` counts from 0."""
+``oldest``: version of the oldest token, once trained of the oldest one in the loss. ``bound`` is K; ``step`` is from 0."""
 
 
 class LedgerStore(Protocol):
@@ -240,16 +242,25 @@ class LedgerFile:
         except sqlite3.Error as error:
             self.close()
             raise self._explained(error) from error
+        except LedgerError:
+            self.close()
+            raise
 
     def _open(self, durable: bool) -> None:
         run = self.connection.execute
+        run(f"PRAGMA page_size = {PAGE_BYTES}")
         run("PRAGMA journal_mode = WAL")
         run(f"PRAGMA synchronous = {'NORMAL' if durable else 'OFF'}")
         if run("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check found damage")
         if not run("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-            self.connection.executescript("BEGIN;" + SCHEMA + "COMMIT;")
-            run("INSERT INTO meta VALUES ('id', ?)", (secrets.token_hex(8),))
+            values = f"('id', '{secrets.token_hex(8)}'), ('format', {FORMAT})"
+            self.connection.executescript(f"BEGIN; {SCHEMA} INSERT INTO meta VALUES {values}; COMMIT;")
+        (found,) = run("SELECT (SELECT value FROM meta WHERE name = 'format')").fetchone()
+        if found != FORMAT:
+            raise LedgerError(
+                f"{self.path} has format {found}, this version of miles reads {FORMAT}: it can't go on from it"
+            )
 
     @property
     def id(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from miles.errors import LedgerError
 from miles.rollout.ledger import Ledger
-from miles.rollout.ledger_store import FILE, LedgerFile, PlaceStore, ThreadStore
+from miles.rollout.ledger_store import FILE, PAGE_BYTES, LedgerFile, PlaceStore, ThreadStore
 from miles.rollout.lineage import StartingPoint, go_back
 from miles.rollout.staleness import finished_group
 from miles.types import Batch, Sample, VersionSpan
@@ -121,6 +121,14 @@ def test_one_process_holds_a_ledger(tmp_path):
     LedgerFile(tmp_path / FILE).close()
 
 
+def test_another_format_is_refused(tmp_path):
+    file, _ = opened(tmp_path)
+    file.connection.execute("UPDATE meta SET value = 0 WHERE name = 'format'")
+    file.close()
+    with pytest.raises(LedgerError, match="has format 0, this version of miles reads 1"):
+        opened(tmp_path)
+
+
 @pytest.mark.parametrize("damage", ["header", "middle"])
 def test_a_damaged_file_is_told_at_once(tmp_path, damage):
     file, _ = opened(tmp_path)
@@ -129,7 +137,7 @@ def test_a_damaged_file_is_told_at_once(tmp_path, damage):
         ledger.issue(prompts(i))
     ledger.store.close()
     content = bytearray((tmp_path / FILE).read_bytes())
-    start = 0 if damage == "header" else 4096
+    start = 0 if damage == "header" else PAGE_BYTES
     content[start : start + 2000] = b"\xff" * 2000
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(LedgerError, match=r"ledger.sqlite: .*each checkpoint has a copy"):
