@@ -16,6 +16,7 @@ import random
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from miles.rollout.ledger import Ledger
@@ -63,14 +64,15 @@ def group_of(number: int, samples: int, tokens: int) -> Group:
 async def _train(store: LedgerStore, groups: list[Group], count: int, pace_s: float = 0.0) -> tuple[float, float]:
     """Trains ``count`` groups. Returns (wall seconds, seconds of CPU of this process), ``pace_s`` of sleep a step."""
     ledger = Ledger(window=256, store=store)
+    finished = [finished_group(0, results) for results in groups]
     began, cpu = time.perf_counter(), time.process_time()
     for step in range(count // BATCH):
         batch = []
         for i in range(BATCH):
-            results = groups[(step * BATCH + i) % len(groups)]
-            group = ledger.issue(results)
-            ledger.finish(group, results)
-            batch.append(finished_group(group.issue_id, results))
+            which = finished[(step * BATCH + i) % len(groups)]
+            group = ledger.issue(which.samples)
+            ledger.finish(group, which.samples)
+            batch.append(replace(which, issue_id=group.issue_id))
         ledger.take(g.issue_id for g in batch)
         ledger.commit(Batch(step, 1, tuple(batch)))
         await store.settle()
