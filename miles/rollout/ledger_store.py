@@ -64,8 +64,8 @@ class LedgerStore(Protocol):
     async def settle(self) -> None:
         """Waits until all that was told is written. Raises LedgerError."""
 
-    async def copy_to(self, path: Path) -> None:
-        """Writes a ledger of its own to ``path``: what was told so far, without the payloads of trained groups."""
+    async def after(self, work: Callable[[LedgerFile], None]) -> None:
+        """Does ``work`` where files are written, once all that was told is. Raises LedgerError."""
 
     async def run(self) -> None:
         """Until cancelled. Raises LedgerError as soon as something can't be written."""
@@ -81,7 +81,7 @@ class NoStore:
 
     async def settle(self) -> None: ...
 
-    async def copy_to(self, path: Path) -> None: ...
+    async def after(self, work: Callable[[LedgerFile], None]) -> None: ...
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -114,9 +114,9 @@ class PlaceStore:
         self._flush()
         await asyncio.sleep(0)
 
-    async def copy_to(self, path: Path) -> None:
+    async def after(self, work: Callable[[LedgerFile], None]) -> None:
         await self.settle()
-        self._file.copy_to(path)
+        work(self._file)
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -160,13 +160,10 @@ class ThreadStore:
         self._jobs.put(statements)
 
     async def settle(self) -> None:
-        await self._ask(lambda: None)
+        await self.after(lambda file: None)
 
-    async def copy_to(self, path: Path) -> None:
-        await self._ask(lambda: self._file.copy_to(path))
-
-    async def _ask(self, work: Callable[[], None]) -> None:
-        asked = _Asked(work, self._loop.create_future())
+    async def after(self, work: Callable[[LedgerFile], None]) -> None:
+        asked = _Asked(lambda: work(self._file), self._loop.create_future())
         self._jobs.put(asked)
         await asked.done
 

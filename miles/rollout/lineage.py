@@ -149,9 +149,13 @@ class RolloutState:
         }
         if self._draws == "source":
             state["open"] = {i: [as_prompt(s) for s in group] for i, group in self.ledger.prompts_by_id().items()}
-        await self.ledger.store.copy_to(folder / FILE)
         text = json.dumps(state)
-        (folder / SAMPLES_FILE).write_text(text)
+
+        def write(file: LedgerFile) -> None:
+            file.copy_to(folder / FILE)
+            (folder / SAMPLES_FILE).write_text(text)
+
+        await self.ledger.store.after(write)
 
     async def covered(self, step: int) -> None:
         """The checkpoint after training step ``step`` is complete: payloads of what it has trained can go."""
@@ -257,4 +261,8 @@ def _read(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
         raise SettingsError([f"--load: {path} is damaged ({error}); an earlier step beside it works"]) from error
+    if "next_id" not in state:
+        raise SettingsError(
+            [f"--load: {path} is of a version of miles that had no ledger; this one can't go on from it"]
+        )
     return state

@@ -106,7 +106,7 @@ def test_payloads_stay_until_a_checkpoint_covers_their_step(tmp_path):
     finish(ledger, ledger.issue(prompts(3)))
     ledger.covered(2)
     assert rows(tmp_path, "SELECT id FROM payloads") == [(2,), (3,)]
-    asyncio.run(ledger.store.copy_to(tmp_path / "copy.sqlite"))
+    asyncio.run(ledger.store.after(lambda file: file.copy_to(tmp_path / "copy.sqlite")))
     file.close()
     with closing(sqlite3.connect(tmp_path / "copy.sqlite")) as copy:
         assert copy.execute("SELECT id FROM payloads").fetchall() == [(3,)]
