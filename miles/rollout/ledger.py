@@ -17,6 +17,7 @@ from typing import Literal
 
 from miles.rollout.ledger_store import LedgerStore, NoStore, Statement
 from miles.rollout.payload import Payload
+from miles.rollout.staleness import finished_group
 from miles.types import Batch, FinishedGroup, Group, Sample, iter_samples
 
 Place = Literal["issued", "finished", "taken"]
@@ -107,19 +108,9 @@ class Ledger:
         """The group has all its rewards and waits to be trained."""
         group.place, group.results = "finished", results
         self._finished_lengths.append(group.tokens / max(1, len(results)))
-        samples = list(iter_samples(results))
-        oldest, newest = oldest_version(samples), newest_version(samples)
-        row = (
-            self.lineage,
-            self.lineage,
-            _text(group.attempts),
-            oldest,
-            newest,
-            group.tokens,
-            group.wasted,
-            group.issue_id,
-        )
-        self.store.write((_FINISH, row), (_KEEP, (group.issue_id, Payload(results))))
+        oldest, newest = finished_group(group.issue_id, results).oldest_version, _newest_for_sure(results)
+        row = (self.lineage, self.lineage, _text(group.attempts), oldest, newest, group.tokens, group.wasted)
+        self.store.write((_FINISH, (*row, group.issue_id)), (_KEEP, (group.issue_id, Payload(results))))
 
     def reissue(self, issue_id: int) -> OpenGroup:
         """The group is sampled again from its prompt; what it had is wasted."""
@@ -247,9 +238,8 @@ _REISSUE = """UPDATE groups SET place = 'issued', lineage = ?, started = ?, atte
     length = 0, wasted = ? WHERE id = ?"""
 _GIVE_UP = """UPDATE groups SET place = 'given_up', lineage = ?, reason = ?, attempts = ?, length = 0, wasted = ?
     WHERE id = ?"""
-_TRAIN = (
-    """UPDATE groups SET place = 'trained', lineage = ?, step = ?, oldest = ?, trained = ?, masked = ? WHERE id = ?"""
-)
+_TRAIN = """UPDATE groups SET place = 'trained', lineage = ?, step = ?, oldest = ?, trained = ?, masked = length - ?
+    WHERE id = ?"""
 _STEP = "INSERT INTO steps VALUES (?, ?, ?, ?, ?)"
 _PUBLISH = "INSERT INTO publications VALUES (?, ?)"
 _COVER = "DELETE FROM payloads WHERE id IN (SELECT id FROM groups WHERE place = 'trained' AND step < ?)"
@@ -259,25 +249,25 @@ def _text(attempts: list[int]) -> str:
     return ",".join(map(str, attempts))
 
 
-def oldest_version(samples: list[Sample]) -> int | None:
-    """The oldest version that any token can be from; None where one sample doesn't tell."""
-    oldest = [s.oldest_version for s in samples]
-    known = [v for v in oldest if v is not None]
-    return min(known) if known and len(known) == len(oldest) else None
-
-
-def newest_version(samples: list[Sample]) -> int | None:
-    return max((v for s in samples if (v := s.newest_version) is not None), default=None)
+def _newest_for_sure(results: Group) -> int | None:
+    """The newest version that any token is from. None where an engine or a hook doesn't tell: it may be any."""
+    versions: list[int] = []
+    for sample in iter_samples(results):
+        told = [span.version for span in sample.version_spans if span.version is not None]
+        if len(told) < len(sample.version_spans) or (sample.response_length and not told):
+            return None
+        versions += told
+    return max(versions, default=None)
 
 
 def _trained_row(group: FinishedGroup, lineage: int, step: int) -> tuple[int, int, int | None, int, int, int]:
-    """Lineage, step, version of the oldest trained token, tokens in and out of the loss, number of the group."""
+    """Lineage, step, version of the oldest trained token, tokens in the loss (twice), number of the group."""
     samples = [s for s in iter_samples(group.samples) if not s.remove_sample]
     trained = [s.effective_response_length for s in samples]
     oldest = [_oldest_trained(s, tokens) for s, tokens in zip(samples, trained, strict=True) if tokens]
     known = min((version for version in oldest if version is not None), default=None)
     tokens = sum(trained)
-    return lineage, step, known, tokens, tokens_of(group.samples) - tokens, group.issue_id
+    return lineage, step, known, tokens, tokens, group.issue_id
 
 
 def _oldest_trained(sample: Sample, trained: int) -> int | None:

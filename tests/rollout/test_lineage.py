@@ -14,10 +14,11 @@ from miles.engine.fake import FakeEngine, Say
 from miles.errors import LedgerError, SettingsError
 from miles.hooks import function_registry
 from miles.rollout.data_source import DataSource, RolloutDataSourceWithBuffer
-from miles.rollout.ledger_store import FILE, LedgerFile
-from miles.rollout.lineage import StartingPoint
+from miles.rollout.ledger import Ledger
+from miles.rollout.ledger_store import FILE, LedgerFile, PlaceStore
+from miles.rollout.lineage import StartingPoint, go_back
 from miles.sim.trainer import FakeTrainer
-from miles.types import Sample, iter_samples
+from miles.types import Sample, VersionSpan, iter_samples
 from tests.virtual import assert_audit_passes, run_in, settings_of
 
 FLAGS = (
@@ -297,3 +298,17 @@ def test_a_finished_run_leaves_no_payload_of_trained_groups(tmp_path, data):
     home = tmp_path / "run"
     go(home, flags)
     assert in_ledger(home, "SELECT id FROM payloads JOIN groups USING (id) WHERE place = 'trained'") == []
+
+
+@pytest.mark.parametrize("version, kept", [(1, True), (None, False), (3, False)])
+def test_groups_that_may_hold_tokens_of_later_weights_are_not_kept(tmp_path, version, kept):
+    """Going back to version 2; None: nobody tells which weights a token is from."""
+    file = LedgerFile(tmp_path / FILE)
+    go_back(file, StartingPoint(), bound=None)
+    ledger = Ledger(window=1, store=PlaceStore(file))
+    sample = Sample(group_index=0, submit_version=1, tokens=[1], reward=1.0)
+    sample.append_response([2], [-0.5], [VersionSpan(version, 0, 1)])
+    ledger.finish(ledger.issue([sample]), [sample])
+    back = go_back(file, StartingPoint(version=2), bound=None)
+    file.close()
+    assert (len(back.kept), len(back.again)) == ((1, 0) if kept else (0, 1))
