@@ -33,6 +33,15 @@ class Engine:
     aside: str | None = "not started"
     running: int = 0
     failures: int = 0
+    busy_s: float = 0.0
+    """Seconds with at least one request, up to when one last began or ended."""
+    changed_at: float = 0.0
+
+    def run(self, requests: int, now: float) -> None:
+        """So many requests begin (negative: end) now."""
+        if self.running:
+            self.busy_s += now - self.changed_at
+        self.running, self.changed_at = self.running + requests, now
 
 
 class RoutingTable:
@@ -94,6 +103,13 @@ class RoutingTable:
     def aside(self) -> list[Engine]:
         return [e for e in self.engines.values() if e.aside is not None]
 
+    def busy_s(self) -> float:
+        """Seconds that the engines had requests up to now, summed."""
+        now = asyncio.get_running_loop().time()
+        for engine in self.engines.values():
+            engine.run(0, now)
+        return sum(e.busy_s for e in self.engines.values())
+
     def statistics(self) -> list[dict[str, Any]]:
         """A snapshot: address, version, running requests and why an engine is aside."""
         return [dict(vars(e)) for e in self.engines.values()]
@@ -108,12 +124,12 @@ class RoutingTable:
         """
         if not self.routed():
             await self._wait_for_engine()
-        engine = self._choose(routing_key)
-        engine.running += 1
+        engine, now = self._choose(routing_key), asyncio.get_running_loop().time
+        engine.run(1, now())
         try:
             yield engine
         finally:
-            engine.running -= 1
+            engine.run(-1, now())
 
     async def _wait_for_engine(self) -> None:
         try:

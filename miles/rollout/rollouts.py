@@ -50,6 +50,7 @@ class Rollouts:
         self._ledger = ledger
         self._versions = versions
         self._closing = asyncio.Event()
+        self._looked_at = (0.0, 0.0)
 
     @property
     def version(self) -> int:
@@ -57,6 +58,7 @@ class Rollouts:
 
     async def run(self) -> None:
         """Generates until `close`. Raises the first cause of what stopped it otherwise."""
+        self._looked_at = (asyncio.get_running_loop().time(), 0.0)
         try:
             with raising_first_cause():
                 async with asyncio.TaskGroup() as tasks:
@@ -115,9 +117,18 @@ class Rollouts:
             "outstanding_groups": counts.outstanding,
             "given_up": counts.given_up,
             "wasted_tokens": counts.wasted_tokens,
+            "masked_tokens": counts.masked_tokens,
             "length_bias": counts.length_bias,
+            "masked_length_bias": counts.masked_length_bias,
             "engines": self.client.table.statistics(),
         }
+
+    def engine_idle(self) -> float:
+        """The share of engine time without any request since the last call, engines out of the routing included."""
+        now, busy = asyncio.get_running_loop().time(), self.client.table.busy_s()
+        (before, busy_before), self._looked_at = self._looked_at, (now, busy)
+        passed = (now - before) * len(self.client.table.engines)
+        return min(1.0, max(0.0, 1 - (busy - busy_before) / passed)) if passed > 0 else 0.0
 
     def open_prompts(self) -> list[list[Sample]]:
         """What a resumed run has to issue again."""
