@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,20 +114,20 @@ class RoutingTable:
 
     # ---- who takes the next request
 
-    @asynccontextmanager
-    async def lease(self, routing_key: str | None = None) -> AsyncIterator[Engine]:
-        """The engine for one request. Waits while nobody is routed to.
+    def lease(self, routing_key: str | None = None) -> Lease:
+        """The engine for one request: ``async with`` waits while nobody is routed to.
 
         Raises `NoEngine`, with the first cause, when that lasts longer than ``engine_wait_s``.
         """
+        return Lease(self, routing_key)
+
+    async def take(self, routing_key: str | None) -> Engine:
+        """The engine for one request, which runs on it from now on. Raises as `lease`."""
         if not self.routed():
             await self._wait_for_engine()
-        engine, now = self._choose(routing_key), asyncio.get_running_loop().time
-        engine.run(1, now())
-        try:
-            yield engine
-        finally:
-            engine.run(-1, now())
+        engine = self._choose(routing_key)
+        engine.run(1, asyncio.get_running_loop().time())
+        return engine
 
     async def _wait_for_engine(self) -> None:
         try:
@@ -153,3 +151,19 @@ class RoutingTable:
             if len(self._sticky) > STICKY_KEYS:
                 self._sticky.popitem(last=False)
         return engine
+
+
+class Lease:
+    """One request's engine, for the time of an ``async with``."""
+
+    __slots__ = ("_engine", "_key", "_table")
+
+    def __init__(self, table: RoutingTable, key: str | None) -> None:
+        self._table, self._key = table, key
+
+    async def __aenter__(self) -> Engine:
+        self._engine = await self._table.take(self._key)
+        return self._engine
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._engine.run(-1, asyncio.get_running_loop().time())
