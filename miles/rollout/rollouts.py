@@ -50,6 +50,7 @@ class Rollouts:
         self._ledger = ledger
         self._versions = versions
         self._closing = asyncio.Event()
+        self._runs = False
         self._looked_at = (0.0, 0.0)
 
     @property
@@ -59,6 +60,7 @@ class Rollouts:
     async def run(self) -> None:
         """Generates until `close`. Raises the first cause of what stopped it otherwise."""
         self._looked_at = (asyncio.get_running_loop().time(), 0.0)
+        self._runs = True
         try:
             with raising_first_cause():
                 async with asyncio.TaskGroup() as tasks:
@@ -70,6 +72,7 @@ class Rollouts:
                     for part in parts:
                         part.cancel()
         finally:
+            self._runs = False
             await self.client.close()
 
     def close(self) -> None:
@@ -97,6 +100,16 @@ class Rollouts:
         self._versions.raise_to(weights.version, steps_due)
         self.feed.changes.notify()
 
+    @property
+    def untaken(self) -> int:
+        """Groups that were issued and not handed to the trainer."""
+        return self._ledger.untaken
+
+    @property
+    def generating(self) -> bool:
+        """`run` runs and was not told to end."""
+        return self._runs and not self._closing.is_set()
+
     def busy_weights(self) -> frozenset[str]:
         """Published weights that must not be overwritten."""
         return self._publisher.busy()
@@ -115,6 +128,7 @@ class Rollouts:
         return self.feed.status() | {
             "version": self.version,
             "outstanding_groups": counts.outstanding,
+            "trained_groups": counts.trained,
             "given_up": counts.given_up,
             "wasted_tokens": counts.wasted_tokens,
             "masked_tokens": counts.masked_tokens,
