@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -176,6 +177,28 @@ class Sample:
         """The newest version that a span names, else the submit version."""
         return max((s.version for s in self.version_spans if s.version is not None), default=self.submit_version)
 
+    def sampled_spans(self) -> Iterator[VersionSpan]:
+        """Spans that cover the whole response in order, each with the oldest version that its tokens can be from.
+
+        Where no span tells, that is `oldest_version`; None: nobody knows.
+        """
+        at, oldest = 0, self.oldest_version
+        for span in self.version_spans:
+            if span.start > at:
+                yield VersionSpan(oldest, at, span.start)
+            yield span if span.version is not None else span._replace(version=self.submit_version)
+            at = span.end
+        if at < self.response_length:
+            yield VersionSpan(oldest, at, self.response_length)
+
+    def trainable_tokens(self) -> Counter[int | None]:
+        """Trainable tokens by the oldest version that they can be from; None: nobody knows."""
+        tokens: Counter[int | None] = Counter()
+        if not self.remove_sample:
+            for version, start, end in self.sampled_spans():
+                tokens[version] += end - start if self.loss_mask is None else sum(self.loss_mask[start:end])
+        return +tokens
+
     def append_response(
         self, ids: Sequence[int], log_probs: Sequence[float], spans: Sequence[VersionSpan], *, trainable: bool = True
     ) -> None:
@@ -321,12 +344,16 @@ def first_sample(group: Group) -> Sample:
 
 @dataclass(frozen=True)
 class FinishedGroup:
-    """A scored group that waits to be trained. ``oldest_version`` None: never fresh."""
+    """A scored group that waits to be trained. ``oldest_version`` None: never fresh.
+
+    ``newest_trainable``: the newest version that a trainable token is from; None: it has none, or nobody knows.
+    """
 
     issue_id: int
     samples: Group
     oldest_version: int | None
     newest_version: int | None
+    newest_trainable: int | None = None
 
 
 @dataclass(frozen=True)

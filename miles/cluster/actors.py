@@ -38,6 +38,7 @@ from miles.rollout.rm_hub.rewards import Rewards
 from miles.types import Weights
 from miles.weights.publish import Publisher
 
+BIASES = ("length_bias", "masked_length_bias")
 SKIPPED = "rollout/skipped_long_prompts"
 
 
@@ -185,6 +186,7 @@ class RolloutSide:
         lost = Counter(
             {
                 "rollout/wasted_tokens": status["wasted_tokens"],
+                "rollout/masked_tokens": status["masked_tokens"],
                 "rollout/reward_timeouts": self._rewards.scorer.statistics().timed_out,
                 SKIPPED: skipped,
             }
@@ -192,8 +194,9 @@ class RolloutSide:
         lost.update({given_up_metric(reason): groups for reason, groups in status["given_up"].items()})
         since = {name: float(count - self._lost[name]) for name, count in lost.items()}
         self._lost = lost
-        bias = {} if status["length_bias"] is None else {"rollout/length_bias": status["length_bias"]}
+        bias = {f"rollout/{name}": v for name in BIASES if (v := status[name]) is not None}
         return since | bias | {
+            "perf/engine_idle_ratio": self._rollouts.engine_idle(),
             "rollout/fully_async/queue_size": status.get("buffer_groups", 0),
             "rollout/outstanding_groups": status["outstanding_groups"],
         }  # fmt: skip

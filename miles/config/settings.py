@@ -181,6 +181,11 @@ class Settings:
         return bounds[self.mode]
 
     @property
+    def staleness_policy(self) -> str:
+        """Which `miles.rollout.staleness_policy` keeps the bound. One step off takes its blocks in order: it waits."""
+        return "wait" if self.mode == "one_step_off" else self.rollout.staleness_policy
+
+    @property
     def eval_sets(self) -> tuple[tuple[str, str], ...]:
         """(name, path) of each evaluation file; a single value gets the name "aime", as launch scripts expect."""
         words = self.eval.eval_prompt_data

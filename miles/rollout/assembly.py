@@ -28,6 +28,7 @@ from miles.rollout.lineage import RolloutState, StartingPoint
 from miles.rollout.rollouts import Rollouts, WeightPublisher
 from miles.rollout.scoring import Scoring
 from miles.rollout.staleness import Versions
+from miles.rollout.staleness_policy import POLICIES
 from miles.rollout.worker import Attempts, RolloutWorker, Source
 
 LENGTH_BIAS_BATCHES = 16
@@ -117,7 +118,15 @@ def make_worker_feed(
         frees_by_sample=rollout.rollout_submission_granularity == "sample",
         keep=(lambda group: call_dynamic_filter(filter_function, state.args, group)) if filter_function else None,
     )
-    return WorkerFeed(worker, buffer, ledger, versions, bounds=bounds, retry_unused=settings.retry_unused)
+    return WorkerFeed(
+        worker,
+        buffer,
+        ledger,
+        versions,
+        bounds=bounds,
+        policy=POLICIES[settings.staleness_policy](bounds),
+        retry_unused=settings.retry_unused,
+    )
 
 
 def make_generate(settings: Settings) -> Generate:

@@ -44,8 +44,13 @@ def _check_schedule(settings: Settings, problems: Problems) -> None:
     ):
         if value is not None and value < 0:
             problems.add(flag, value, "must not be negative", "0 or more works")
-    if rollout.max_weight_staleness is not None and not settings.fully_async:
-        problems.warn(f"--max-weight-staleness bounds fully-async training only; this run is {settings.mode}")
+    for flag in ("--max-weight-staleness", "--staleness-policy"):
+        if flag.lstrip("-").replace("-", "_") in settings.given and not settings.fully_async:
+            problems.warn(f"{flag} bounds fully-async training only; this run is {settings.mode}")
+    if settings.fully_async and rollout.staleness_policy != "evict" and rollout.max_weight_staleness is None:
+        problems.warn(
+            f"--staleness-policy {rollout.staleness_policy} has nothing to keep without --max-weight-staleness"
+        )
     if n == 1 and settings.train.advantage_estimator == "grpo" and settings.train.rewards_normalization:
         problems.warn("--n-samples-per-prompt 1: a sample alone in its group has advantage 0, so nothing is learned")
     if settings.sampling.rollout_max_response_len is None and settings.sampling.rollout_max_context_len is None:
@@ -85,8 +90,6 @@ def _check_mode(settings: Settings, problems: Problems) -> None:
             "--pause-generation-mode", "abort", "each weight update would abort every running sample of a fully-async run",
             "retract or in_place works",
         )  # fmt: skip
-    if rollout.staleness_policy != "evict":
-        problems.add("--staleness-policy", rollout.staleness_policy, "is not here yet", "evict works")
     if rollout.rollout_partial_groups and settings.reward.group_rm:
         problems.add("--rollout-partial-groups", "", "--group-rm scores whole groups", "leave one of the two out")
 

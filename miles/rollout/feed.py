@@ -12,9 +12,10 @@ from miles.loops import Changes
 from miles.rollout.admission import Bounds
 from miles.rollout.data_buffer import DataBuffer
 from miles.rollout.ledger import Ledger
-from miles.rollout.staleness import Versions, is_stale
+from miles.rollout.staleness import Versions
+from miles.rollout.staleness_policy import StalenessPolicy
 from miles.rollout.worker import RolloutWorker
-from miles.types import FinishedGroup, Sample
+from miles.types import FinishedGroup, Sample, iter_samples
 
 
 class Feed(Protocol):
@@ -36,7 +37,7 @@ class Feed(Protocol):
 
 
 class WorkerFeed:
-    """Oldest groups first, none older than the bound: what got too old is issued again or given up."""
+    """Oldest groups first, no token older than the bound: what the policy evicts is issued again or given up."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class WorkerFeed:
         versions: Versions,
         *,
         bounds: Bounds,
+        policy: StalenessPolicy,
         retry_unused: bool,
     ) -> None:
         self.changes = buffer.changes
@@ -54,6 +56,7 @@ class WorkerFeed:
         self._ledger = ledger
         self._versions = versions
         self._bounds = bounds
+        self._policy = policy
         self._retry_unused = retry_unused
 
     async def run(self) -> None:
@@ -74,11 +77,17 @@ class WorkerFeed:
 
         Raises what stopped generation once nothing is left.
         """
-        self._evict_stale()
+        self._evict()
         self._buffer.has(1)
         groups = sorted(self._buffer.take(count), key=lambda g: g.issue_id)
         self._ledger.take(g.issue_id for g in groups)
-        return groups
+        return [self._trained(group) for group in groups]
+
+    def _trained(self, group: FinishedGroup) -> FinishedGroup:
+        trained = self._policy.trained(group, self._versions.current)
+        if trained is not group:
+            self._ledger.mask(group.issue_id, trainable_tokens(group) - trainable_tokens(trained))
+        return trained
 
     def commit(self) -> None:
         """What was taken last has been trained."""
@@ -98,11 +107,13 @@ class WorkerFeed:
         return len(self._buffer)
 
     def _batch_is_ready(self) -> bool:
-        self._evict_stale()
-        return self._buffer.has(self._bounds.batch_groups)
+        self._evict()
+        return self._buffer.has(self._bounds.batch_groups) and self._policy.may_take(
+            self._ledger.running, self._buffer.by_version(), self._versions
+        )
 
-    def _evict_stale(self) -> None:
-        for group in self._buffer.remove_if(lambda g: is_stale(g, self._versions.current, self._bounds.staleness)):
+    def _evict(self) -> None:
+        for group in self._buffer.remove_if(lambda g: self._policy.evicts(g, self._versions.current)):
             if not (self._retry_unused and self._worker.issue_again(group.issue_id)):
                 self._ledger.give_up(group.issue_id, "stale")
                 self.changes.notify()
@@ -124,3 +135,8 @@ class WorkerFeed:
 
     def open_prompts(self) -> list[list[Sample]]:
         return self._ledger.open_prompts()
+
+
+def trainable_tokens(group: FinishedGroup) -> int:
+    """Response tokens that reach the loss."""
+    return sum(sample.trainable_tokens().total() for sample in iter_samples(group.samples))

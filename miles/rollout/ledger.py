@@ -11,8 +11,9 @@ transition is told to a `LedgerStore`, which keeps it beyond the process.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Literal
 
 from miles.rollout.ledger_store import LedgerStore, NoStore, Statement
@@ -27,16 +28,19 @@ Place = Literal["issued", "finished", "taken"]
 class OpenGroup:
     """A prompt that was issued and is neither trained nor given up.
 
-    ``prompts`` are its samples as they are issued, ``results`` what generation made of them (siblings may be lists, lost
-    ones missing); ``attempts`` counts how often each sample was started, ``wasted`` the response tokens of failed ones.
+    ``version`` was current when it was last issued. ``prompts`` are its samples as they are issued, ``results`` what
+    generation made of them (siblings may be lists, lost ones missing); ``attempts`` counts how often each sample was
+    started, ``wasted`` the response tokens of failed ones, ``masked`` those that the step which has it must not train.
     """
 
     issue_id: int
     prompts: list[Sample]
+    version: int = 0
     results: Group = field(default_factory=list)
     place: Place = "issued"
     attempts: list[int] = field(default_factory=list)
     wasted: int = 0
+    masked: int = 0
 
     def __post_init__(self) -> None:
         self.attempts = self.attempts or [0] * len(self.prompts)
@@ -49,14 +53,21 @@ class OpenGroup:
 
 @dataclass(frozen=True)
 class LedgerCounts:
-    """A snapshot. Groups but for ``wasted_tokens``: response tokens that were sampled and will not be trained."""
+    """A snapshot. Groups but for ``wasted_tokens``, response tokens that were sampled and will not be trained, and
+    ``masked_tokens``, those of trained groups that a staleness policy kept out of the loss.
+
+    ``length_bias``: mean response length of trained groups over that of finished ones; ``masked_length_bias`` leaves
+    masked tokens out of the trained ones.
+    """
 
     issued: int
     outstanding: int
     trained: int
     given_up: dict[str, int]
     wasted_tokens: int
+    masked_tokens: int
     length_bias: float | None
+    masked_length_bias: float | None
 
 
 @dataclass
@@ -74,10 +85,12 @@ class Ledger:
     _trained: int = 0
     _given_up: Counter[str] = field(default_factory=Counter)
     _wasted_tokens: int = 0
+    _masked_tokens: int = 0
+    _running: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._finished_lengths: deque[float] = deque(maxlen=self.window)
-        self._trained_lengths: deque[float] = deque(maxlen=self.window)
+        self._trained_lengths: deque[tuple[float, float]] = deque(maxlen=self.window)
 
     def restore(self, next_id: int, finished: Iterable[OpenGroup], waiting: Iterable[OpenGroup]) -> None:
         """Goes on from what a store holds: ``finished`` groups are there, ``waiting`` ones start before new prompts."""
@@ -86,37 +99,42 @@ class Ledger:
         self._untaken = len(self._open)
         self.waiting = deque(waiting)
 
-    def issue(self, prompts: list[Sample]) -> OpenGroup:
-        group = OpenGroup(self._next_id, prompts)
+    def issue(self, prompts: list[Sample], version: int = 0) -> OpenGroup:
+        group = OpenGroup(self._next_id, prompts, version)
         self._next_id += 1
         self._start(group)
         prompt = prompts[0].group_index if prompts else None
         self.store.write((_ISSUE, (group.issue_id, prompt, self.lineage, _text(group.attempts), _text(group.attempts))))
         return group
 
-    def issue_waiting(self) -> OpenGroup:
-        """The first of ``waiting`` starts; it keeps its number."""
+    def issue_waiting(self, version: int) -> OpenGroup:
+        """The first of ``waiting`` starts, at ``version``; it keeps its number."""
         group = self.waiting.popleft()
+        group.version = version
         self._start(group)
         return group
 
     def _start(self, group: OpenGroup) -> None:
         self._open[group.issue_id] = group
         self._untaken += 1
+        self._running[group.version] += 1
 
     def finish(self, group: OpenGroup, results: Group) -> None:
         """The group has all its rewards and waits to be trained."""
+        self._stop_running(group)
         group.place, group.results = "finished", results
         self._finished_lengths.append(group.tokens / max(1, len(results)))
         oldest, newest = finished_group(group.issue_id, results).oldest_version, _newest_for_sure(results)
         row = (self.lineage, self.lineage, _text(group.attempts), oldest, newest, group.tokens, group.wasted)
         self.store.write((_FINISH, (*row, group.issue_id)), (_KEEP, (group.issue_id, Payload(results))))
 
-    def reissue(self, issue_id: int) -> OpenGroup:
-        """The group is sampled again from its prompt; what it had is wasted."""
+    def reissue(self, issue_id: int, version: int) -> OpenGroup:
+        """The group is sampled again from its prompt, at ``version``; what it had is wasted."""
         group = self._open[issue_id]
         self.waste(group.tokens, group)
-        group.place, group.results = "issued", []
+        self._stop_running(group)
+        group.place, group.results, group.version = "issued", [], version
+        self._running[version] += 1
         for sample in group.prompts:
             sample.reset_for_retry()
         spent = _text(group.attempts)
@@ -139,6 +157,11 @@ class Ledger:
             self._untaken -= 1
             self._taken += 1
 
+    def mask(self, issue_id: int, tokens: int) -> None:
+        """The step that has the group must not train so many of its response tokens: they are too old."""
+        self._open[issue_id].masked = tokens
+        self._masked_tokens += tokens
+
     def commit(self, batch: Batch | None = None) -> int:
         """The optimizer step that took groups has ended: they are trained. Returns how many.
 
@@ -146,7 +169,8 @@ class Ledger:
         """
         trained = [g for g in self._open.values() if g.place == "taken"]
         for group in trained:
-            self._trained_lengths.append(group.tokens / max(1, len(group.results)))
+            samples = max(1, len(group.results))
+            self._trained_lengths.append((group.tokens / samples, (group.tokens - group.masked) / samples))
             del self._open[group.issue_id]
         self._trained += len(trained)
         if batch is not None:
@@ -170,6 +194,7 @@ class Ledger:
     def give_up(self, issue_id: int, reason: str) -> None:
         """The prompt will not be trained; its tokens are wasted."""
         group = self._open.pop(issue_id)
+        self._stop_running(group)
         self._untaken -= group.place != "taken"
         self._given_up[reason] += 1
         self.waste(group.tokens, group)
@@ -180,6 +205,17 @@ class Ledger:
     def next_id(self) -> int:
         """The number of the next prompt: how many were ever issued."""
         return self._next_id
+
+    def _stop_running(self, group: OpenGroup) -> None:
+        if group.place == "issued":
+            self._running[group.version] -= 1
+            if not self._running[group.version]:
+                del self._running[group.version]
+
+    @property
+    def running(self) -> Mapping[int, int]:
+        """Groups that are issued and not finished, by the version that they were last issued at."""
+        return self._running
 
     @property
     def outstanding(self) -> int:
@@ -207,17 +243,19 @@ class Ledger:
         return group.place if group else None
 
     def counts(self) -> LedgerCounts:
-        bias = None
+        bias: list[float | None] = [None, None]
         if self._trained_lengths and any(self._finished_lengths):
-            trained = sum(self._trained_lengths) / len(self._trained_lengths)
-            bias = trained * len(self._finished_lengths) / sum(self._finished_lengths)
+            finished = fmean(self._finished_lengths)
+            bias = [fmean(lengths) / finished for lengths in zip(*self._trained_lengths, strict=True)]
         return LedgerCounts(
             issued=self._next_id,
             outstanding=self.outstanding,
             trained=self._trained,
             given_up=dict(self._given_up),
             wasted_tokens=self._wasted_tokens,
-            length_bias=bias,
+            masked_tokens=self._masked_tokens,
+            length_bias=bias[0],
+            masked_length_bias=bias[1],
         )
 
 

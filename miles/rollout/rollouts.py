@@ -51,6 +51,8 @@ class Rollouts:
         self._versions = versions
         self._closing = asyncio.Event()
         self._batch: Batch | None = None
+        self._runs = False
+        self._looked_at = (0.0, 0.0)
 
     @property
     def version(self) -> int:
@@ -58,6 +60,8 @@ class Rollouts:
 
     async def run(self) -> None:
         """Generates until `close`. Raises the first cause of what stopped it otherwise."""
+        self._looked_at = (asyncio.get_running_loop().time(), 0.0)
+        self._runs = True
         try:
             with raising_first_cause():
                 async with asyncio.TaskGroup() as tasks:
@@ -70,6 +74,7 @@ class Rollouts:
                     for part in parts:
                         part.cancel()
         finally:
+            self._runs = False
             await self.client.close()
 
     def close(self) -> None:
@@ -101,6 +106,16 @@ class Rollouts:
         self._ledger.published(weights.version)
         self.feed.changes.notify()
 
+    @property
+    def untaken(self) -> int:
+        """Groups that were issued and not handed to the trainer."""
+        return self._ledger.untaken
+
+    @property
+    def generating(self) -> bool:
+        """`run` runs and was not told to end."""
+        return self._runs and not self._closing.is_set()
+
     def busy_weights(self) -> frozenset[str]:
         """Published weights that must not be overwritten."""
         return self._publisher.busy()
@@ -119,11 +134,21 @@ class Rollouts:
         return self.feed.status() | {
             "version": self.version,
             "outstanding_groups": counts.outstanding,
+            "trained_groups": counts.trained,
             "given_up": counts.given_up,
             "wasted_tokens": counts.wasted_tokens,
+            "masked_tokens": counts.masked_tokens,
             "length_bias": counts.length_bias,
+            "masked_length_bias": counts.masked_length_bias,
             "engines": self.client.table.statistics(),
         }
+
+    def engine_idle(self) -> float:
+        """The share of engine time without any request since the last call, engines out of the routing included."""
+        now, busy = asyncio.get_running_loop().time(), self.client.table.busy_s()
+        (before, busy_before), self._looked_at = self._looked_at, (now, busy)
+        passed = (now - before) * len(self.client.table.engines)
+        return min(1.0, max(0.0, 1 - (busy - busy_before) / passed)) if passed > 0 else 0.0
 
     def open_prompts(self) -> list[list[Sample]]:
         """What a resumed run has to issue again."""

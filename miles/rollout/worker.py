@@ -142,7 +142,7 @@ class RolloutWorker:
         """Samples a group anew, if it has attempts left; it starts before new prompts."""
         if not self._ledger.has_attempts_left(issue_id, self._attempts.budget):
             return False
-        self._retries.append(self._ledger.reissue(issue_id))
+        self._retries.append(self._ledger.reissue(issue_id, self._versions.current))
         self._changes.notify()
         return True
 
@@ -171,9 +171,9 @@ class RolloutWorker:
         if self._retries:
             return self._retries.popleft()
         if self._ledger.waiting:
-            return self._ledger.issue_waiting()
+            return self._ledger.issue_waiting(self._versions.current)
         (samples,) = self._source.get_samples(1)
-        return self._ledger.issue(samples)
+        return self._ledger.issue(samples, self._versions.current)
 
     def _load(self) -> Load:
         return Load(

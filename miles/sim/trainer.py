@@ -43,12 +43,12 @@ class FakeTrainer:
     def ages(self) -> list[int]:
         """Age of every trained token's span."""
         return [
-            batch.version - span.version
+            batch.version - version
             for batch in self.batches
             for group in batch.groups
             for sample in iter_samples(group.samples)
-            for span in sample.version_spans
-            if span.version is not None
+            for version in sample.trainable_tokens()
+            if version is not None
         ]
 
 

@@ -38,7 +38,6 @@ def test_a_batch_fills_exactly_where_the_check_says_so(slots, factor):
         ("--async-data-buffer-capacity-factor 0.1", "rounds down to a buffer of 0"),
         ("--max-weight-staleness -1", "--max-weight-staleness -1: must not be negative"),
         ("--pause-generation-mode abort", "retract or in_place works"),
-        ("--staleness-policy wait", "is not here yet; evict works"),
         ("--rollout-top-p 2", "--rollout-top-p 2.0: is no share of probability"),
         ("--eval-temperature -1", "0 (greedy) or more works"),
         ("--rollout-top-k 0", "keeps no token"),
