@@ -26,10 +26,10 @@ from miles.rollout.payload import encode
 from miles.rollout.staleness import finished_group
 from miles.types import Batch, Group, Sample, Status, VersionSpan
 
-BATCH, GROUPS, SAVE_EVERY = 16, 4000, 20
+BATCH, GROUPS, SAVE_EVERY = 32, 4000, 20
 TARGETS = {"transitions_per_s": 3000.0, "wall_share": 0.02, "payload_ratio": 1.1}
-QUICKSTART_STEP_S = 0.5
-"""Less than a step of the quickstart takes on two cores: with it the share is an upper bound."""
+QUICKSTART_STEP_S, QUICKSTART_TOKENS = 0.3, 7
+"""The median step of the quickstart on two cores (32 groups of 8), and its mean response."""
 WORDS = (
     "so",
     "the total",
@@ -96,7 +96,7 @@ def measure_rate(folder: Path, count: int) -> float:
 
 
 def measure_share(folder: Path, steps: int) -> float:
-    groups = [group_of(i, 4, 8) for i in range(64)]
+    groups = [group_of(i, 8, QUICKSTART_TOKENS) for i in range(64)]
 
     async def run() -> float:
         store = ThreadStore(_new(folder / "share"))
