@@ -3,8 +3,8 @@
 transitions_per_s        issue, finish (with 8 samples of 512 tokens) and commit of groups, batch after batch, to disk
 payload_ratio            bytes of such a payload / ids int32 + log-probs float32 + masks of one bit
 mb_per_million_groups    the file after 10^6 groups were trained and covered by checkpoints
-wall_share               CPU seconds of the ledger's thread and of the event loop's part of it / wall time, on the
-                         groups and the pace of the quickstart (its step takes `QUICKSTART_STEP_S`)
+wall_share               what the rollout loop spends on it and a step waits for it / wall time, with the groups and
+                         at the pace of the quickstart; cpu_share counts the writer's thread, which runs beside it
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import random
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from miles.rollout.ledger import Ledger
@@ -26,10 +26,10 @@ from miles.rollout.payload import encode
 from miles.rollout.staleness import finished_group
 from miles.types import Batch, Group, Sample, Status, VersionSpan
 
-BATCH, GROUPS, SAVE_EVERY = 16, 4000, 20
+BATCH, GROUPS, SAVE_EVERY = 32, 4000, 20
 TARGETS = {"transitions_per_s": 3000.0, "wall_share": 0.02, "payload_ratio": 1.1}
-QUICKSTART_STEP_S = 0.5
-"""Less than a step of the quickstart takes on two cores: with it the share is an upper bound."""
+QUICKSTART_STEP_S, QUICKSTART_TOKENS = 0.3, 7
+"""The median step of the quickstart on two cores (32 groups of 8), and its mean response."""
 WORDS = (
     "so",
     "the total",
@@ -61,50 +61,62 @@ def group_of(number: int, samples: int, tokens: int) -> Group:
     return made
 
 
-async def _train(store: LedgerStore, groups: list[Group], count: int, pace_s: float = 0.0) -> tuple[float, float]:
-    """Trains ``count`` groups. Returns (wall seconds, seconds of CPU of this process), ``pace_s`` of sleep a step."""
+@dataclass
+class Cost:
+    """Seconds: all of them, those that callers of the ledger spent in it or waited for it, those of CPU."""
+
+    wall: float = 0.0
+    waited: float = 0.0
+    cpu: float = 0.0
+
+
+async def _train(store: LedgerStore, groups: list[Group], count: int, pace_s: float = 0.0) -> Cost:
+    """Trains ``count`` groups, whose batches finish over ``pace_s`` seconds each."""
     ledger = Ledger(window=256, store=store)
     finished = [finished_group(0, results) for results in groups]
-    began, cpu = time.perf_counter(), time.process_time()
+    cost, began, cpu = Cost(), time.perf_counter(), time.process_time()
     for step in range(count // BATCH):
         batch = []
         for i in range(BATCH):
             which = finished[(step * BATCH + i) % len(groups)]
+            called = time.perf_counter()
             group = ledger.issue(which.samples)
             ledger.finish(group, which.samples)
+            cost.waited += time.perf_counter() - called
             batch.append(replace(which, issue_id=group.issue_id))
+            if pace_s:
+                await asyncio.sleep(pace_s / BATCH)
+        called = time.perf_counter()
         ledger.take(g.issue_id for g in batch)
         ledger.commit(Batch(step, 1, tuple(batch)))
         await store.settle()
         if step % SAVE_EVERY == SAVE_EVERY - 1:
             ledger.covered(step + 1)
-        await asyncio.sleep(pace_s)
+        cost.waited += time.perf_counter() - called
     await store.settle()
-    return time.perf_counter() - began, time.process_time() - cpu
+    cost.wall, cost.cpu = time.perf_counter() - began, time.process_time() - cpu
+    return cost
+
+
+def _cost(folder: Path, groups: list[Group], count: int, pace_s: float = 0.0) -> Cost:
+    async def run() -> Cost:
+        store = ThreadStore(_new(folder))
+        cost = await _train(store, groups, count, pace_s)
+        store.close()
+        return cost
+
+    return asyncio.run(run())
 
 
 def measure_rate(folder: Path, count: int) -> float:
-    groups = [group_of(i, 8, 512) for i in range(32)]
-
-    async def run() -> float:
-        store = ThreadStore(_new(folder / "rate"))
-        wall, _ = await _train(store, groups, count)
-        store.close()
-        return wall
-
-    return 3 * count / asyncio.run(run())
+    return 3 * count / _cost(folder / "rate", [group_of(i, 8, 512) for i in range(32)], count).wall
 
 
-def measure_share(folder: Path, steps: int) -> float:
-    groups = [group_of(i, 4, 8) for i in range(64)]
-
-    async def run() -> float:
-        store = ThreadStore(_new(folder / "share"))
-        wall, cpu = await _train(store, groups, steps * BATCH, QUICKSTART_STEP_S)
-        store.close()
-        return cpu / wall
-
-    return asyncio.run(run())
+def measure_share(folder: Path, steps: int) -> tuple[float, float]:
+    """Wall time and CPU time that the quickstart would spend on it, both as shares of its wall time."""
+    groups = [group_of(i, 8, QUICKSTART_TOKENS) for i in range(64)]
+    cost = _cost(folder / "share", groups, steps * BATCH, QUICKSTART_STEP_S)
+    return cost.waited / cost.wall, cost.cpu / cost.wall
 
 
 def measure_ratio() -> float:
@@ -120,14 +132,7 @@ def measure_ratio() -> float:
 
 def measure_size(folder: Path, count: int) -> float:
     """MB of the file for each million groups, all of them trained and covered."""
-    tiny = [group_of(i, 1, 4) for i in range(64)]
-
-    async def run() -> None:
-        store = ThreadStore(_new(folder / "size"))
-        await _train(store, tiny, count)
-        store.close()
-
-    asyncio.run(run())
+    _cost(folder / "size", [group_of(i, 1, 4) for i in range(64)], count)
     return (folder / "size" / FILE).stat().st_size / count
 
 
@@ -145,9 +150,11 @@ def main() -> None:
     scale = 10 if options.quick else 1
     with tempfile.TemporaryDirectory(prefix="miles-bench-") as made:
         folder = Path(made)
+        wall_share, cpu_share = measure_share(folder, 20 // scale)
         results = {
             "transitions_per_s": measure_rate(folder, GROUPS // scale),
-            "wall_share": measure_share(folder, 20 // scale),
+            "wall_share": wall_share,
+            "cpu_share": cpu_share,
             "payload_ratio": measure_ratio(),
             "mb_per_million_groups": measure_size(folder, 1_000_000 // (20 * scale)),
         }

@@ -9,7 +9,6 @@ Reads files only, those of a killed run or of one that goes on as well. The laws
     tokens      tokens in the loss of a step = rollout/trained_tokens of the metrics
     steps       a step has as many groups as its record says, and every step before the last is there
     waste       what was not trained was wasted, and the metrics count no more of it than the ledger
-    payloads    what waits to be trained, or may be trained again after a resume, still has its samples
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class _Auditor:
             groups=dict(self._run("SELECT place || coalesce(': ' || reason, ''), count(*) FROM groups GROUP BY 1")),
             tokens={
                 "sampled": int(length + wasted), "trained": int(trained), "masked": int(masked),
-                "waiting": int(waiting), "wasted": int(wasted), "of these lost in restarts": int(lost),
+                "waiting": int(waiting), "wasted": int(wasted), "lost in restarts": int(lost),
             },
             steps=self._run("SELECT count(DISTINCT step) FROM groups WHERE place = 'trained'").fetchone()[0],
             lineages=self._run("SELECT count(*) FROM lineages").fetchone()[0],

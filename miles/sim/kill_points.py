@@ -70,7 +70,7 @@ class WatchedLoop(VirtualLoop):
         super().__init__()
         self._at_point = at_point
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         def step() -> None:
             callback(*args)
             self._at_point()
