@@ -26,8 +26,8 @@ def write_segment(
 ) -> Weights:
     """Writes ``tensors`` into a segment in ``folder``: sharded ones cast to ``dtype``, others as they are.
 
-    All ranks take part, and all of them have written, checksums included, when it returns. Raises `TrainerError` on all ranks where the segment
-    can't be made.
+    All ranks take part, and all of them have written, checksums included, when it returns. Raises `TrainerError` on all
+    ranks where the segment can't be made.
     """
     manifest = Manifest.plan(
         (name, dtype if isinstance(t, DTensor) else t.dtype, tuple(t.shape)) for name, t in tensors.items()

@@ -165,7 +165,9 @@ def test_a_segment_that_was_not_written_to_its_end_is_refused_by_tensor(folder, 
     config = ModelConfig.read(folder)
     path = write_segment(tmp_path, load_folder(folder, config, torch.float32))
     Segment(path, Manifest.load(tmp_path)).tensors["model.layers.1.mlp.down_proj.weight"][3, 5] += 1
-    with pytest.raises(EngineRefused, match=r"model\.layers\.1\.mlp\.down_proj\.weight \[48, 80\] float32 differs from its"):
+    with pytest.raises(
+        EngineRefused, match=r"model\.layers\.1\.mlp\.down_proj\.weight \[48, 80\] float32 differs from its"
+    ):
         map_shared(path, config, torch.float32)
 
 
