@@ -103,16 +103,17 @@ def engines(model: Path, count: int) -> Iterator[Engines]:
 async def keep_busy(client: EngineClient, urls: Sequence[str], requests: int) -> None:
     """``requests`` on each engine at any time, until cancelled."""
 
-    async def one(url: str, index: int) -> None:
-        params = {"max_new_tokens": 400, "ignore_eos": True, "temperature": 1.0}
+    async def one(url: str) -> None:
+        context = (await client.control(url, "/server_info", None, timeout_s=60))["context_length"]
+        params = {"max_new_tokens": min(400, context - 8), "ignore_eos": True, "temperature": 1.0}
         while True:
-            body = {"input_ids": list(range(100, 132)), "sampling_params": params, "return_logprob": True}
+            body = {"input_ids": [1] * 8, "sampling_params": params, "return_logprob": True}
             await client.control(url, "/generate", body, timeout_s=600)
 
     async with asyncio.TaskGroup() as tasks:
         for url in urls:
-            for index in range(requests):
-                tasks.create_task(one(url, index))
+            for _ in range(requests):
+                tasks.create_task(one(url))
 
 
 def stall_ms(ends: np.ndarray, start: float, end: float) -> tuple[float, float]:
@@ -147,6 +148,7 @@ async def measure(
             assert not aside, aside
         await asyncio.sleep(0.5)
     finally:
+        assert not load.done(), "the requests beside the updates failed"
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
         await client.close()

@@ -142,7 +142,8 @@ sys.stdin.readline()
 async def joined(server, folder):
     """Group "w" of the server and a trainer of another process, which broadcasts a half of ``folder`` for each line."""
     port = free_port()
-    sender = subprocess.Popen([sys.executable, "-c", SENDER, str(port), str(folder)], stdin=subprocess.PIPE, bufsize=0)
+    command = [sys.executable, "-c", SENDER, str(port), str(folder)]
+    sender = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)  # noqa: ASYNC220 (started once, at once)
     try:
         at = {"master_address": "127.0.0.1", "master_port": port, "world_size": 2, "rank_offset": 1}
         reply = await server.post("/init_weights_update_group", **at, group_name="w", backend="gloo")
