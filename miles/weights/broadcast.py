@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from miles.engine.client import EngineClient
-from miles.errors import EngineError, raising_first_cause
+from miles.errors import EngineError
 from miles.types import Weights
 
 CALL_TIMEOUT_S = 75.0
@@ -94,10 +94,14 @@ class Broadcast:
 
     async def _together(self, *calls: tuple[str, str, dict[str, Any]]) -> None:
         """All at once, since each waits for the others. Raises the first failure, and lets the others go."""
-        with raising_first_cause():
-            async with asyncio.TaskGroup() as tasks:
-                for url, path, body in calls:
-                    tasks.create_task(self._call(url, path, body))
+        tasks = [asyncio.create_task(self._call(url, path, body)) for url, path, body in calls]
+        try:  # no task group: in Python 3.11 it loses a cancellation that comes together with a failure
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in tasks:
+                task.cancel()
+        for task in ended:
+            task.result()
 
     async def _close(self, group: _Group) -> None:
         """Everybody leaves; who can't be asked has left, or will when its own time is up."""

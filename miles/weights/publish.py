@@ -96,8 +96,6 @@ class Publisher:
                 else:
                     weights = await self._update(url, weights)
             except EngineError as error:
-                if (task := asyncio.current_task()) and task.cancelling():
-                    raise asyncio.CancelledError from error  # Python 3.11's task groups lose one that comes with a failure
                 engine.aside = str(error)
                 await asyncio.sleep(delay)
                 continue
