@@ -108,8 +108,6 @@ class Conformance:
                     await check()
         except NotTested as error:
             return Verdict(name, None, str(error))
-        except NotTested as error:
-            return Verdict(name, None, str(error))
         except (NotSafe, EngineError) as error:
             return Verdict(name, False, str(error))
         except TimeoutError:
@@ -146,8 +144,6 @@ class Conformance:
             await self._control("/abort_request", {"rid": "to-be-aborted"})
             if (await asyncio.wait({request}, timeout=delay))[0]:
                 break
-        if isinstance(refused := request.exception(), EngineRefused):
-            raise NotTested(f"{self._tokens} new tokens are more than it takes; give fewer --tokens ({refused})")
         reply = request.result()
         if reply.finish != "abort":
             raise NotSafe(f"an aborted request ended with {reply.finish} after {len(reply.ids)} tokens")

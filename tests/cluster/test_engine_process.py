@@ -13,7 +13,6 @@ from miles.engine.launch import Launch
 
 LEASH = "import ctypes; ctypes.CDLL(None).prctl(1, 9)\n"
 """Killed by the kernel when the tests end, however they end: one that is stopped would not take the engine's own hint."""
-LEASH = "import ctypes; ctypes.CDLL(None).prctl(1, 9);"  # the kernel kills it with the tests, should those be killed
 READY = "print('miles-engine ready http://x', flush=True)"
 SERVES = f"""
 import http.server

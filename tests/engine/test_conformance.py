@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from miles.engine.conformance import Conformance, main
-from miles.engine.fake import FakeEngine, FakeFleet, Reply, Status, Status
+from miles.engine.fake import FakeEngine, FakeFleet, Reply, Status
 from miles.sim import clock
 from tests.engine.local.tiny import save_model
 from tests.real_engine import serving
@@ -113,9 +113,11 @@ def test_requests_too_short_to_be_caught_running_prove_nothing():
 
 
 def test_a_server_with_a_short_context_is_not_called_unsafe():
-    short = FakeEngine(choose=lambda p: Status(400, "context") if p["sampling_params"]["max_new_tokens"] > 64 else None)
-    assert failed_checks(short) == {}
-    untested = untested_checks(short)
+    def short():
+        return FakeEngine(choose=lambda p: Status(400) if p["sampling_params"]["max_new_tokens"] > 64 else None)
+
+    assert failed_checks(short()) == {}
+    untested = untested_checks(short())
     assert set(untested) == {"abort", "pause retract", "pause in_place", "relabel", "update"}
     assert all("give fewer --tokens" in why for why in untested.values())
 

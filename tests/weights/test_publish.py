@@ -198,24 +198,3 @@ def test_an_engine_that_answers_health_but_no_update_holds_a_bounded_number_of_s
     assert max(sizes) <= MOST_HELD + 1
     assert busy == {"segment-11"}
     assert engine.version == "11"
-
-
-def test_an_engine_that_answers_health_but_no_update_holds_a_bounded_number_of_segments():
-    """Offered one of those that it may read already, it settles that, then catches up with the newest."""
-    engine = FakeEngine()
-
-    async def scenario(publisher, client, urls):
-        engine.update_s = 1000.0
-        sizes = []
-        for version in range(2, 12):
-            await publisher.publish(Weights(version, "shm", f"segment-{version}"))
-            await asyncio.sleep(60)
-            sizes.append(len(publisher.busy()))
-        engine.update_s = 0.0
-        await all_routed(client)
-        return sizes, publisher.busy()
-
-    sizes, busy = run(scenario, engine)
-    assert max(sizes) <= MOST_HELD + 1
-    assert busy == {"segment-11"}
-    assert engine.version == "11"
