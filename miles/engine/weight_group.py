@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import GroupName, _new_process_group_helper, _world
 
 from miles.errors import EngineFailed
@@ -30,7 +31,7 @@ class WeightGroup:
         self.world_size = world_size
         self._name = name
         try:
-            self._store = dist.TCPStore(
+            self._store = TCPStore(
                 address, port, world_size, is_master=rank == 0, timeout=limit, wait_for_workers=False
             )
             self._group, _ = _new_process_group_helper(
@@ -38,7 +39,7 @@ class WeightGroup:
                 rank,
                 [],
                 backend,
-                dist.PrefixStore(name, self._store),
+                PrefixStore(name, self._store),
                 group_name=GroupName(name),
                 timeout=limit,
             )

@@ -51,10 +51,11 @@ class Updates:
     async def add(self, bucket: Callable[[], Mapping[str, Tensor]], label: str | None) -> None:
         """Takes the tensors that ``bucket`` returns, which runs in a thread. Outside of begin and end they must be all."""
         async with self._one_at_a_time:
-            incoming = self._incoming or await asyncio.to_thread(self._new)
+            begun = self._incoming
+            incoming = begun if begun is not None else await asyncio.to_thread(self._new)
             tensors = await asyncio.to_thread(bucket)
             await asyncio.to_thread(incoming.add, tensors)
-            if incoming is self._incoming:
+            if begun is not None:
                 incoming.label = label if label is not None else incoming.label
             else:
                 await self._finish(incoming, label)
