@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.engine.local.served import served, serving
 
-REQUESTS = 300
+REQUESTS = 150
 LIMIT_S = 60
 WRONG = [None, True, -1, 0, 2**70, 1.5, "", "x", "\x00é", [], [None], [[1]], {}, {"a": 1}, 1e308]
 
