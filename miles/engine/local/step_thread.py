@@ -45,7 +45,7 @@ class StepThread:
             self._wake.notify()
 
     def call(self, command: Callable[[], T]) -> Future[T]:
-        """Has a command run between two steps; the future has its result or its error. Cancelled before that, it never runs."""
+        """Has a command run between two steps; the future has its result or error. Cancelled before that, it never runs."""
         future: Future[T] = Future()
 
         def run() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.engine.local.served import served, serving
 
-REQUESTS = 150
+REQUESTS = 200
 LIMIT_S = 60
 WRONG = [None, True, -1, 0, 2**70, 1.5, "", "x", "\x00é", [], [None], [[1]], {}, {"a": 1}, 1e308]
 
@@ -40,7 +40,7 @@ def value_of(schema, parts, rng):
         return [value_of(schema.get("items", {}), parts, rng) for _ in range(rng.randrange(4))]
     low = schema.get("minimum", 0)
     simple = {
-        "integer": lambda: rng.randrange(low, low + 40),
+        "integer": lambda: rng.randrange(int(low), int(low) + 40),
         "number": lambda: rng.uniform(0, 2),
         "boolean": lambda: rng.random() < 0.5,
         "null": lambda: None,
