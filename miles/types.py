@@ -369,7 +369,8 @@ class Batch:
 class Weights:
     """Published weights that stay readable: where ``version`` lies and how to read it.
 
-    ``kind`` is "shm" (``path`` is a flat segment with its manifest beside it) or "disk" (a safetensors folder).
+    ``kind`` is "shm" (``path`` is a flat segment with its manifest beside it), "disk" (a safetensors folder)
+    or "broadcast" (``path`` is the address of the trainer's `miles.train.sender`).
     """
 
     version: int

@@ -164,6 +164,20 @@ def test_two_ranks_and_two_engines_train_and_resume_on_one(tmp_path):
     assert "step 8/8" in output
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_are_broadcast_in_buckets_to_two_engines(tmp_path, ranks):
+    """Buckets that hold less than the largest tensor: each is one tensor or a few."""
+    home, _ = run(
+        tmp_path, "--actor-num-gpus-per-node", ranks, "--rollout-num-gpus", 2, "--num-rollout", 4,
+        "--update-weight-transfer-mode", "broadcast", "--update-weight-buffer-size", 20_000,
+    )  # fmt: skip
+    assert len(events(home, "engine_up")) == 2
+    steps = rows(home, "step")
+    assert [s["rollout/version"] for s in steps.values()] == [1, 2, 3, 4]
+    assert steps[1]["train/train_rollout_logprob_abs_diff"] < 1e-4
+    assert not events(home, "engine_down")
+
+
 def test_a_killed_engine_is_restarted_and_serves_only_current_weights(tmp_path):
     with started(tmp_path, "--num-rollout", 60, "--eval-interval", 60) as process:
         read_until(process, r"^step 5/")

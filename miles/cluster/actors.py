@@ -96,6 +96,7 @@ class RolloutSide:
 
     def __init__(self, settings: Settings, backend: Backend, steps: range) -> None:
         self._settings = settings
+        self._backend = backend
         self._steps = steps
         self._events: list[dict[str, Any]] = []
         self._lost: Counter[str] = Counter()
@@ -135,6 +136,7 @@ class RolloutSide:
             client,
             pause_mode=settings.engine.pause_generation_mode,
             health_timeout_s=settings.engine.rollout_health_check_timeout,
+            ranks_per_engine=settings.engine.rollout_num_gpus_per_engine if self._backend.uses_gpus else 1,
         )
         self._rollouts = assemble(
             settings, source=self._source, client=client, publisher=self._publisher, encode=encoder.encode,

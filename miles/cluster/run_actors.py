@@ -45,6 +45,8 @@ class RunActors:
 
     def _make_weights_folder(self) -> Path:
         given = self._settings.engine.update_weight_disk_dir
+        if self._weights_kind == "broadcast":
+            return self._logs.parent
         if self._weights_kind == "disk":
             folder = (Path(given) if given else self._home / "weights").absolute()
             folder.mkdir(parents=True, exist_ok=True)

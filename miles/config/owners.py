@@ -149,8 +149,12 @@ class EngineSettings:
     update_weights_interval: int = flag(1, "training steps per weight publication", positive=True)
     update_weight_transfer_mode: str = flag(
         "auto",
-        "how weights reach engines; auto: shared memory for local engines, disk for sglang and vllm",
-        choices=("auto", "shm", "disk"),
+        "how weights reach engines; auto: shared memory for local engines, disk for sglang and vllm; broadcast: a process "
+        "group of trainer rank 0 and all engines",
+        choices=("auto", "shm", "disk", "broadcast"),
+    )
+    update_weight_buffer_size: int = flag(
+        536870912, "most bytes of tensors in one bucket of mode broadcast", positive=True
     )
     update_weight_disk_dir: str | None = flag(
         None, "folder for published weights in mode disk; unset: in the run folder"

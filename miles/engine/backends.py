@@ -71,8 +71,8 @@ def _as_it_is(transport: Transport) -> Transport:
 BACKENDS = {
     b.name: b
     for b in (
-        Backend("local", local.launch, _as_it_is, ("shm", "disk"), 120.0),
-        Backend("sglang", sglang.launch, sglang.SglangTransport, ("disk",), 1800.0, "sglang", "--sglang-"),
+        Backend("local", local.launch, _as_it_is, ("shm", "disk", "broadcast"), 120.0),
+        Backend("sglang", sglang.launch, sglang.SglangTransport, ("disk", "broadcast"), 1800.0, "sglang", "--sglang-"),
         Backend("vllm", vllm.launch, vllm.VllmTransport, ("disk",), 1800.0, "vllm"),
     )
 }

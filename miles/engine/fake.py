@@ -135,6 +135,8 @@ class FakeEngine:
             raise EngineUnreachable("fake engine died in an update")
         if self.fails_update:
             return Reply(400, {"error": "scripted: update refused"})
+        if payload.get("mode") == "abort":
+            self._abort_all()
         self._label(payload["weight_version"])
         if self.refuse_after_update_s:
             self._refuse_until = asyncio.get_running_loop().time() + self.refuse_after_update_s

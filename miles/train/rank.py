@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,7 @@ from miles.train.optimizer import clip_gradients, make_optimizer
 from miles.train.packing import plan
 from miles.train.schedule import learning_rate
 from miles.train.segments import write_segment
+from miles.train.sender import WeightSender, gather_buckets
 from miles.types import Weights
 
 
@@ -61,6 +63,8 @@ class TrainerRank:
         self._optimizer = make_optimizer(model, settings.train)
         self._optimizer_steps = total_steps * settings.optimizer_steps
         self._source = Path(str(settings.model.hf_checkpoint))
+        self._sender: WeightSender | None = None
+        self._host = urlsplit(init_method).hostname or "127.0.0.1"
         self._next_step = 0
 
     def train(self, batch: RolloutBatch, step: int) -> dict[str, float]:
@@ -143,14 +147,27 @@ class TrainerRank:
         return rows[:, :-1].sum(0), int(rows[:, -1].max())
 
     def write_weights(self, version: int, folder: str, busy: frozenset[str], kind: str) -> Weights:
-        """Writes the weights as ``version`` into ``folder``: a segment ("shm") or a Hugging Face folder ("disk").
+        """Makes the weights readable as ``version``: in ``folder`` as a segment ("shm") or a Hugging Face folder ("disk"),
+        or from a sender on rank 0 ("broadcast").
 
-        No path in ``busy`` is written or removed. When it returns, every rank has written all it has.
+        No path in ``busy`` is written or removed. When it returns, every rank has given all it has.
         """
         policy = self._policy
+        if kind == "broadcast":
+            return self._hold_for_broadcast(version)
         if kind == "shm":
             return write_segment(policy.tensors(), policy.dtype, version, Path(folder), busy)
         return write_version(Path(folder), policy, self._source, version, busy)
+
+    def _hold_for_broadcast(self, version: int) -> Weights:
+        policy = self._policy
+        size = self._settings.engine.update_weight_buffer_size
+        buckets = gather_buckets(policy.tensors(), policy.dtype, size)
+        if self._rank != 0:
+            return Weights(version, "broadcast", "")
+        if self._sender is None:
+            self._sender = WeightSender(self._host, policy.device)
+        return self._sender.hold(version, buckets)
 
     def save(self, folder: str, *, optimizer: bool) -> None:
         """Writes a checkpoint into an existing folder, its optimizer state only where asked for."""
@@ -169,5 +186,8 @@ class TrainerRank:
 
     def close(self) -> None:
         """Leaves the process group; twice is fine."""
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -143,7 +143,7 @@ def test_shared_memory_is_refused_where_the_server_cannot_map_it(tmp_path, monke
     set_accelerator(monkeypatch, True)
     python = make_interpreter(tmp_path, "sglang")
     [line] = problems_of(f"--rollout-backend sglang --engine-python {python} --update-weight-transfer-mode shm").lines
-    assert line == "--update-weight-transfer-mode shm: the sglang backend can't take it; auto and disk work"
+    assert line == "--update-weight-transfer-mode shm: the sglang backend can't take it; auto, disk and broadcast work"
 
 
 def test_settings_that_a_backend_ignores_are_said(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import torch
 
 from miles.config.owners import ModelSettings, RolloutSettings, SamplingSettings, TrainSettings
 from miles.config.settings import Settings
-from miles.engine.segment import Manifest, map_segment
+from miles.engine.segment import Manifest, Segment
 from miles.train.rank import TrainerRank
 
 VOCABULARY = 61
@@ -97,7 +97,7 @@ def running(
 def weights_of(trainer: TrainerRank, folder: Path) -> dict[str, torch.Tensor]:
     """What the trainer publishes, copied out of its segment."""
     path = Path(trainer.write_weights(1, str(folder), frozenset(), "shm").path)
-    return {name: view.clone() for name, view in map_segment(path, Manifest.load(folder)).items()}
+    return {name: view.clone() for name, view in Segment(path, Manifest.load(folder)).tensors.items()}
 
 
 def load64(model: Path):
