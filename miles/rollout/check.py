@@ -48,7 +48,9 @@ def _check_schedule(settings: Settings, problems: Problems) -> None:
         if flag.lstrip("-").replace("-", "_") in settings.given and not settings.fully_async:
             problems.warn(f"{flag} bounds fully-async training only; this run is {settings.mode}")
     if settings.fully_async and rollout.staleness_policy != "evict" and rollout.max_weight_staleness is None:
-        problems.warn(f"--staleness-policy {rollout.staleness_policy} has nothing to keep without --max-weight-staleness")
+        problems.warn(
+            f"--staleness-policy {rollout.staleness_policy} has nothing to keep without --max-weight-staleness"
+        )
     if n == 1 and settings.train.advantage_estimator == "grpo" and settings.train.rewards_normalization:
         problems.warn("--n-samples-per-prompt 1: a sample alone in its group has advantage 0, so nothing is learned")
     if settings.sampling.rollout_max_response_len is None and settings.sampling.rollout_max_context_len is None:

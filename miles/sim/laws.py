@@ -46,7 +46,7 @@ class LawBroken(AssertionError):
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a seed stands for. ``ended_at_s``: somebody cancels the run then; ``hopeless``: no engine will ever answer well."""
+    """What a seed stands for. ``hopeless``: no engine ever answers well; ``ended_at_s``: the run is cancelled then."""
 
     seed: int
     program: Literal["train", "train_async"]
@@ -124,7 +124,9 @@ def _simulation(scenario: Scenario) -> Simulation:
     return Simulation(
         scenario.settings,
         engines,
-        FakeTrainer(step_s=rng.choice((0.0, 0.3, 2.0)), token_s=rng.choice((0.0, 0.01)), write_s=rng.choice((0.0, 0.2))),
+        FakeTrainer(
+            step_s=rng.choice((0.0, 0.3, 2.0)), token_s=rng.choice((0.0, 0.01)), write_s=rng.choice((0.0, 0.2))
+        ),
         answer_s=rng.choice((0.0, 0.0, 0.1)),
         eval_sets=[EvalSet("held_out", held_out)],
     )
@@ -249,7 +251,9 @@ class _Laws:
         """Of the state at every moment, and of all that was trained."""
         for batch in self._sim.trainer.batches:
             for group in batch.groups:
-                rows = [(s.index, s.tokens, s.version_spans, s.loss_mask, s.reward) for s in iter_samples(group.samples)]
+                rows = [
+                    (s.index, s.tokens, s.version_spans, s.loss_mask, s.reward) for s in iter_samples(group.samples)
+                ]
                 self._seen.update(repr((batch.step, batch.version, group.issue_id, rows)).encode())
         return self._seen.hexdigest()
 

@@ -27,7 +27,9 @@ def flags_of(policy, bound, *, batch=4, steps=20, interval=1, more=""):
 @pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("more", ["", "--partial-rollout --num-steps-per-rollout 2"])
 def test_no_trained_token_is_older_than_the_bound(policy, bound, interval, more):
-    engines = [FakeEngine(length=LONG_TAIL, token_s=s, script=deque([Say(5, "abort"), Status(500)])) for s in (0.1, 0.02)]
+    engines = [
+        FakeEngine(length=LONG_TAIL, token_s=s, script=deque([Say(5, "abort"), Status(500)])) for s in (0.1, 0.02)
+    ]
     sim = simulate(flags_of(policy, bound, interval=interval, more=more), *engines)
     status = sim.rollouts.status()
     assert [len(b.groups) for b in sim.trainer.batches] == [4] * 20

@@ -97,7 +97,9 @@ def test_compact_siblings_are_masked_like_samples():
     assert [s.loss_mask for s in iter_samples(trained.samples)] == [[0, 0], [1, 1], [0, 1]]
 
 
-PIECES = st.lists(st.tuples(st.one_of(st.none(), st.integers(1, 6)), st.lists(st.integers(0, 1), max_size=4)), max_size=4)
+PIECES = st.lists(
+    st.tuples(st.one_of(st.none(), st.integers(1, 6)), st.lists(st.integers(0, 1), max_size=4)), max_size=4
+)
 
 
 @given(PIECES, st.integers(0, 4), st.one_of(st.none(), st.integers(1, 6)))
