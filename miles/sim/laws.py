@@ -31,7 +31,7 @@ from miles.sim.control_plane import Simulation
 from miles.sim.trainer import FakeTrainer
 from miles.types import Sample, iter_samples
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 600.0
 OUTAGE_S = 30.0
 STEP_LIMIT_S = 10 * TIMEOUT_S
 
@@ -151,7 +151,7 @@ def _engine(rng: random.Random, hopeless: bool) -> FakeEngine:
         length=lambda payload, drawn: 1 + int(60 * drawn.random() ** tail),
         token_s=rng.choice((0.01, 0.05, 0.2)),
         prefill_s=rng.choice((0.0, 0.01)),
-        saturation=rng.choice((2.0, 8.0, float("inf"))),
+        saturation=rng.choice((4.0, 16.0, float("inf"))),
         tells_spans=rng.random() < 0.8,
         update_s=rng.choice((0.0, 0.1)),
         refuse_after_update_s=rng.choice((0.0, 0.0, 2.0)),
