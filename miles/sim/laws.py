@@ -186,6 +186,7 @@ class _Laws:
         self._early = False
         self._evicted = 0
         self._full_with: int | None = None
+        self._taken = 0
         self._seen = blake2s()
 
     def broken(self, law: str) -> None:
@@ -202,12 +203,12 @@ class _Laws:
         self._evicted = feed.evicted
         if status["running_samples"] > settings.slots:
             self.broken(f"{status['running_samples']} samples run in {settings.slots} slots")
-        untaken = self._sim.rollouts.untaken
-        if status["buffer_groups"] < settings.buffer_groups:
-            self._full_with = None
-        elif self._full_with is not None and untaken > self._full_with:
+        untaken, taken = self._sim.rollouts.untaken, self._sim.rollouts.taken
+        if status["buffer_groups"] < settings.buffer_groups or taken != self._taken:
+            self._full_with, self._taken = None, taken
+        if self._full_with is not None and untaken > self._full_with:
             self.broken(f"the buffer is full and {untaken} groups are on their way, after {self._full_with}")
-        else:
+        if status["buffer_groups"] >= settings.buffer_groups:
             self._full_with = untaken
         if status["generation_waits_for"] == "start" and self._sim.rollouts.generating:
             self.broken(f"at {now:g} s a group may start and doesn't")
