@@ -51,8 +51,10 @@ FOREIGN = {
     "pytest": {"-m"},
     "miles.engine.conformance": {"--backend", "--model-path"},
     "miles.sim.kill_points": {"--seeds"},
+    "miles.sim.laws": {"--seeds", "--first"},
+    "benchmarks.control_plane": {"--quick"},
 }
-"""Programs that are not ours, and their options that the docs may use."""
+"""Programs that have a parser of their own, and their options that the docs may use."""
 FAMILIES = "rollout|train|perf|eval"
 
 each_doc = pytest.mark.parametrize("doc", DOCS, ids=lambda doc: str(doc.relative_to(ROOT)))

@@ -38,7 +38,7 @@ from miles.rollout.rm_hub.rewards import Rewards
 from miles.types import Weights
 from miles.weights.publish import Publisher
 
-BIASES = ("length_bias", "masked_length_bias")
+BIASES = {"length_bias": "rollout/length_bias", "masked_length_bias": "rollout/masked_length_bias"}
 SKIPPED = "rollout/skipped_long_prompts"
 
 
@@ -196,7 +196,7 @@ class RolloutSide:
         lost.update({given_up_metric(reason): groups for reason, groups in status["given_up"].items()})
         since = {name: float(count - self._lost[name]) for name, count in lost.items()}
         self._lost = lost
-        bias = {f"rollout/{name}": v for name in BIASES if (v := status[name]) is not None}
+        bias = {metric: v for name, metric in BIASES.items() if (v := status[name]) is not None}
         return since | bias | {
             "perf/engine_idle_ratio": self._rollouts.engine_idle(),
             "rollout/fully_async/queue_size": status.get("buffer_groups", 0),

@@ -135,9 +135,11 @@ class FakeEngine:
             raise EngineUnreachable("fake engine died in an update")
         if self.fails_update:
             return Reply(400, {"error": "scripted: update refused"})
-        if payload.get("mode") == "abort":
-            self._abort_all()
+        if "mode" in payload:
+            self._pause(payload["mode"])
         self._label(payload["weight_version"])
+        if "mode" in payload:
+            self.service.resume()
         if self.refuse_after_update_s:
             self._refuse_until = asyncio.get_running_loop().time() + self.refuse_after_update_s
         return Reply(200, {"success": True})

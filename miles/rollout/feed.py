@@ -58,6 +58,8 @@ class WorkerFeed:
         self._bounds = bounds
         self._policy = policy
         self._retry_unused = retry_unused
+        self.evicted = 0
+        """Groups that got too old to be trained, sampled again or given up."""
 
     async def run(self) -> None:
         await self._worker.run()
@@ -114,6 +116,7 @@ class WorkerFeed:
 
     def _evict(self) -> None:
         for group in self._buffer.remove_if(lambda g: self._policy.evicts(g, self._versions.current)):
+            self.evicted += 1
             if not (self._retry_unused and self._worker.issue_again(group.issue_id)):
                 self._ledger.give_up(group.issue_id, "stale")
                 self.changes.notify()

@@ -112,6 +112,11 @@ class Rollouts:
         return self._ledger.untaken
 
     @property
+    def taken(self) -> int:
+        """Groups that were ever handed to the trainer."""
+        return self._ledger.taken
+
+    @property
     def generating(self) -> bool:
         """`run` runs and was not told to end."""
         return self._runs and not self._closing.is_set()

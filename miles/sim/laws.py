@@ -16,12 +16,12 @@ import random
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2s
 from typing import Any, Literal
 
-from miles.config import Problems, Settings
+from miles.config import Settings
 from miles.engine.fake import Action, FakeEngine, Hang, Reset, Say, Status
 from miles.errors import MilesError, Stalled
 from miles.rollout.evaluation import EvalSet
@@ -31,7 +31,7 @@ from miles.sim.control_plane import Simulation
 from miles.sim.trainer import FakeTrainer
 from miles.types import Sample, iter_samples
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 600.0
 OUTAGE_S = 30.0
 STEP_LIMIT_S = 10 * TIMEOUT_S
 
@@ -39,18 +39,18 @@ STEP_LIMIT_S = 10 * TIMEOUT_S
 class LawBroken(AssertionError):
     """A law does not hold. ``seed`` makes it happen again."""
 
-    def __init__(self, seed: int, law: str, flags: str) -> None:
-        super().__init__(f"seed {seed}: {law}; {flags}")
+    def __init__(self, seed: int, law: str, scenario: object) -> None:
+        super().__init__(f"seed {seed}: {law}; {scenario}")
         self.seed = seed
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a seed stands for. ``ended_at_s``: somebody cancels the run then; ``hopeless``: no engine will ever answer well."""
+    """What a seed stands for. ``hopeless``: no engine ever answers well; ``ended_at_s``: the run is cancelled then."""
 
     seed: int
     program: Literal["train", "train_async"]
-    flags: str
+    options: Mapping[str, Any]
     hopeless: bool
     ended_at_s: float | None
 
@@ -59,35 +59,37 @@ class Scenario:
         rng = random.Random(seed)
         pick = rng.choice
         hopeless = rng.random() < 0.05
-        batch, n, steps = pick((1, 2, 4)), pick((1, 2, 4)), pick((2, 5, 9))
-        parts = [
-            f"--rollout-batch-size {batch} --n-samples-per-prompt {n} --num-rollout {steps} --rollout-max-response-len 64",
-            f"--update-weights-interval {pick((1, 1, 3))} --rollout-sample-timeout-s {TIMEOUT_S:g}",
-            f"--pause-generation-mode {pick(('retract', 'in_place'))} --rollout-retry-budget {pick((0, 1, 2))}",
-            f"--engine-wait-s {2 * OUTAGE_S:g} --rollout-failure-limit {3 if hopeless else 100_000}",
-            f"--rollout-submission-granularity {pick(('sample', 'group'))}",
-            f"--async-max-concurrent-samples {n * pick((1, batch, 3 * batch)) + pick((0, 0, 1))}",
-            f"--async-data-buffer-capacity-factor {pick((1, 2, 4))}",
-        ]
+        batch, n = pick((1, 2, 4)), pick((1, 2, 4))
         mode = pick(("sync", "one_step_off", *["fully_async"] * 6))
-        if mode == "fully_async":
-            parts.append(f"--fully-async --staleness-policy {pick(('evict', 'wait', 'mask'))}")
-            bound = pick((None, 0, 1, 2, 4, 8))
-            parts += [] if bound is None else [f"--max-weight-staleness {bound}"]
-            parts.append(f"--async-unused-samples-handler {pick(('drop', 'retry'))}")
-        if rng.random() < 0.3:
-            parts.append("--partial-rollout")
-        if rng.random() < 0.2:
-            parts.append("--rollout-partial-groups")
-        if rng.random() < 0.3:
-            parts.append(f"--eval-interval {pick((1, 3))} --eval-max-response-len 8")
-        return cls(
-            seed,
-            "train" if mode == "sync" else "train_async",
-            " ".join(parts),
-            hopeless,
-            rng.uniform(0, 20) if rng.random() < 0.15 else None,
-        )
+        options = {
+            "fully_async": mode == "fully_async",
+            "rollout_batch_size": batch,
+            "n_samples_per_prompt": n,
+            "num_rollout": pick((2, 5, 14)),
+            "rollout_max_response_len": 64,
+            "update_weights_interval": pick((1, 1, 3)),
+            "pause_generation_mode": pick(("retract", "in_place")),
+            "async_max_concurrent_samples": n * pick((1, batch, 6 * batch)) + pick((0, 0, 1)),
+            "async_data_buffer_capacity_factor": pick((1, 2, 4)),
+            "rollout_submission_granularity": pick(("sample", "group")),
+            "staleness_policy": pick(("evict", "wait", "mask")),
+            "max_weight_staleness": pick((None, 0, 1, 2, 4, 8)),
+            "async_unused_samples_handler": pick(("drop", "retry")),
+            "rollout_retry_budget": pick((0, 1, 2)),
+            "rollout_sample_timeout_s": TIMEOUT_S,
+            "rollout_failure_limit": 3 if hopeless else 100_000,
+            "engine_wait_s": 2 * OUTAGE_S,
+            "partial_rollout": rng.random() < 0.3,
+            "rollout_partial_groups": rng.random() < 0.2,
+            "eval_interval": pick((None, None, 1, 3)),
+            "eval_max_response_len": 8,
+        }
+        program: Literal["train", "train_async"] = "train" if mode == "sync" else "train_async"
+        return cls(seed, program, options, hopeless, rng.uniform(0, 20) if rng.random() < 0.15 else None)
+
+    @property
+    def settings(self) -> Settings:
+        return replace(Settings.from_namespace(argparse.Namespace(**self.options)), program=self.program)
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,10 @@ def check(seed: int) -> Outcome:
 
 def _simulation(scenario: Scenario) -> Simulation:
     rng = random.Random(scenario.seed + 1)
-    settings = Settings.parse(scenario.flags.split(), Problems(), scenario.program)
     engines = {f"http://engine{i}:1": _engine(rng, scenario.hopeless) for i in range(rng.choice((1, 2, 3)))}
     held_out = [[Sample(index=-1 - i, prompt=f"e{i}")] for i in range(3)]
     return Simulation(
-        settings,
+        scenario.settings,
         engines,
         FakeTrainer(
             step_s=rng.choice((0.0, 0.3, 2.0)), token_s=rng.choice((0.0, 0.01)), write_s=rng.choice((0.0, 0.2))
@@ -150,7 +151,7 @@ def _engine(rng: random.Random, hopeless: bool) -> FakeEngine:
         length=lambda payload, drawn: 1 + int(60 * drawn.random() ** tail),
         token_s=rng.choice((0.01, 0.05, 0.2)),
         prefill_s=rng.choice((0.0, 0.01)),
-        saturation=rng.choice((2.0, 8.0, float("inf"))),
+        saturation=rng.choice((4.0, 16.0, float("inf"))),
         tells_spans=rng.random() < 0.8,
         update_s=rng.choice((0.0, 0.1)),
         refuse_after_update_s=rng.choice((0.0, 0.0, 2.0)),
@@ -183,11 +184,13 @@ class _Laws:
         self._scenario = scenario
         self._sim = sim
         self._early = False
+        self._evicted = 0
         self._full_with: int | None = None
+        self._taken = 0
         self._seen = blake2s()
 
     def broken(self, law: str) -> None:
-        raise LawBroken(self._scenario.seed, law, f"{self._scenario.program} {self._scenario.flags}")
+        raise LawBroken(self._scenario.seed, law, self._scenario)
 
     def at_rest(self, now: float) -> None:
         """Before the clock moves: sizes are within their bounds, and nothing waits that could start."""
@@ -197,14 +200,15 @@ class _Laws:
         status, settings = self._sim.rollouts.status(), self._sim.settings
         engines = [(e["version"], e["running"]) for e in status.pop("engines")]
         self._seen.update(repr((now, sorted(status.items(), key=str), engines)).encode())
+        self._evicted = feed.evicted
         if status["running_samples"] > settings.slots:
             self.broken(f"{status['running_samples']} samples run in {settings.slots} slots")
-        untaken = self._sim.rollouts.untaken
-        if status["buffer_groups"] < settings.buffer_groups:
-            self._full_with = None
-        elif self._full_with is not None and untaken > self._full_with:
+        untaken, taken = self._sim.rollouts.untaken, self._sim.rollouts.taken
+        if status["buffer_groups"] < settings.buffer_groups or taken != self._taken:
+            self._full_with, self._taken = None, taken
+        if self._full_with is not None and untaken > self._full_with:
             self.broken(f"the buffer is full and {untaken} groups are on their way, after {self._full_with}")
-        else:
+        if status["buffer_groups"] >= settings.buffer_groups:
             self._full_with = untaken
         if status["generation_waits_for"] == "start" and self._sim.rollouts.generating:
             self.broken(f"at {now:g} s a group may start and doesn't")
@@ -229,11 +233,14 @@ class _Laws:
             for group in batch.groups:
                 for sample in iter_samples(group.samples):
                     sample.validate()
+                tokens = [s.trainable_tokens().total() for s in iter_samples(group.samples)]
+                if any(s.response_length for s in iter_samples(group.samples)) and not any(tokens):
+                    self.broken(f"group {group.issue_id} was trained with nothing left of it")
         bound = sim.settings.staleness_bound
         if bound is not None and max(sim.trainer.ages(), default=0) > bound:
             self.broken(f"a token of age {max(sim.trainer.ages())} was trained")
-        if sim.settings.staleness_policy == "wait" and "stale" in counts["given_up"]:
-            self.broken(f"{counts['given_up']['stale']} groups got too old under wait")
+        if sim.settings.staleness_policy == "wait" and self._evicted:
+            self.broken(f"{self._evicted} groups got too old under wait")
         steps = sim.settings.rollout.num_rollout or 0
         if error is not None:
             if not self._scenario.hopeless or not str(error):

@@ -14,10 +14,11 @@ from miles.types import Batch, Group, Weights, iter_samples
 
 @dataclass
 class FakeTrainer:
-    """Takes ``step_s`` seconds a step plus ``token_s`` for each response token; remembers what it trained."""
+    """Takes ``step_s`` seconds a step plus ``token_s`` for each response token, shared by ``devices``; keeps the batches."""
 
     step_s: float = 0.5
     token_s: float = 0.0
+    devices: int = 1
     write_s: float = 0.0
     batches: list[Batch] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
@@ -25,7 +26,7 @@ class FakeTrainer:
 
     async def train(self, data: Batch, step: int) -> dict[str, float]:
         tokens = sum(to_train_data(data.groups, None)["response_lengths"])
-        await asyncio.sleep(self.step_s + self.token_s * tokens)
+        await asyncio.sleep(self.step_s + self.token_s * tokens / self.devices)
         self.batches.append(data)
         return {"train/tokens": float(tokens)}
 
