@@ -59,7 +59,11 @@ def dataclass_cli(function: Callable[..., Any], env_var_prefix: str = "MILES_SCR
         )
 
     def command(**values: Any) -> Any:
-        return function(kind(**values))
+        try:
+            return function(kind(**values))
+        except SettingsError as error:
+            sys.stderr.write(f"{error}\n")
+            raise SystemExit(2) from None
 
     parameters = [parameter(field) for field in dataclasses.fields(kind) if field.init]
     command.__name__, command.__doc__ = function.__name__, function.__doc__
@@ -119,7 +123,9 @@ def create_run_id() -> str:
 
 def convert_checkpoint(model_name: str, *_: Any, **__: Any) -> None:
     """Nothing to convert: training reads the folder of a Hugging Face model as it is."""
-    sys.stderr.write(f"note: {model_name}: no conversion is needed, --hf-checkpoint and --ref-load take the HF folder\n")
+    sys.stderr.write(
+        f"note: {model_name}: no conversion is needed, --hf-checkpoint and --ref-load take the HF folder\n"
+    )
 
 
 def hf_download_dataset(full_name: str, data_dir: str = "data") -> Path:
@@ -135,7 +141,7 @@ def hf_download_dataset(full_name: str, data_dir: str = "data") -> Path:
     try:
         snapshot_download(full_name, repo_type="dataset", local_dir=folder)
     except (OSError, ValueError) as error:
-        raise SettingsError(f"data set {full_name} is not in {folder} and can't be downloaded: {error}") from error
+        raise SettingsError([f"data set {full_name} is not in {folder} and can't be downloaded: {error}"]) from error
     return folder
 
 
@@ -161,7 +167,7 @@ def _python_path(given: str | None) -> str:
 def _words_of_environment(text: str) -> dict[str, str]:
     words = shlex.split(text)
     if wrong := [word for word in words if "=" not in word]:
-        raise SettingsError(f"extra_env_vars takes NAME=VALUE words, not {', '.join(wrong)}")
+        raise SettingsError([f"extra_env_vars takes NAME=VALUE words, not {', '.join(wrong)}"])
     return dict(word.split("=", 1) for word in words)
 
 
