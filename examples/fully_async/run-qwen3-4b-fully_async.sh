@@ -6,13 +6,15 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 model="${MODEL:-/root/Qwen3-4B}"
 data="${DATA:-/root/dapo-math-17k/dapo-math-17k.jsonl}"
+selector=(--fully-async)
+[[ -z "${ROLLOUT_FUNCTION:-}" ]] || selector=(--rollout-function-path "$ROLLOUT_FUNCTION")
 
 flags=(
     --train-backend fsdp
     --hf-checkpoint "$model"
     --ref-load "$model"
 
-    --fully-async
+    "${selector[@]}"
     --pause-generation-mode in_place
     --prompt-data "$data"
     --input-key prompt
