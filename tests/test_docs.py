@@ -41,7 +41,7 @@ FLAGS = {flag_name(f): f for owner in Settings.owners().values() for f in flag_f
 KNOWN = {row.flag for row in Settings.known_rows()}
 """Flags of launch scripts that are no settings of ours: the page that lists them may name them, and no other."""
 REFERENCE = ROOT / "docs" / "reference" / "cli.md"
-MILES_OPTIONS = {"--help", "--sync", "--explain", "--no-", "--sglang-", "--eval-sglang-", "--router-"}
+MILES_OPTIONS = {"--dry-run", "--help", "--sync", "--explain", "--no-", "--sglang-", "--eval-sglang-", "--router-"}
 FOREIGN = {
     "pip": {"-e", "--no-deps"},
     "source": set(),
