@@ -53,7 +53,9 @@ def main() -> None:
 def train(argv: Sequence[str], *, program: Literal["train", "train_async"]) -> int:
     """Trains as the flags say; with ``--dry-run`` only prints the command and checks it. Returns the exit code."""
     if "--help" in argv or "-h" in argv:
-        sys.stdout.write(Settings.parser(f"{program}.py").format_help())
+        parser = Settings.parser(f"{program}.py")
+        parser.add_argument(DRY_RUN, action="store_true", help="print the command, check it and start nothing")
+        sys.stdout.write(parser.format_help())
         return 0
     try:
         if DRY_RUN in argv:

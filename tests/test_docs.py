@@ -70,7 +70,7 @@ def sources():
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """The current folder: the repository, what earlier commands of the docs have left in it, and no modules of users."""
-    made = {"runs", "smollm2"}
+    made = {"runs", "smollm2", "Qwen3-4B", "dapo-math-17k"}
     for entry in ROOT.iterdir():
         if entry.name not in made and not entry.name.startswith("."):
             (tmp_path / entry.name).symlink_to(entry)
@@ -81,6 +81,7 @@ def checkout(tmp_path, monkeypatch):
     (tmp_path / "smollm2" / "model" / "config.json").write_text("{}")
     for name in ("prompts.jsonl", "eval.jsonl"):
         (tmp_path / "smollm2" / name).write_text(json.dumps({"prompt": "8+15=", "label": "23"}) + "\n")
+    put_qwen_and_its_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     before = set(sys.modules)
@@ -88,6 +89,19 @@ def checkout(tmp_path, monkeypatch):
     for name in set(sys.modules) - before:
         if name.startswith("my_"):
             del sys.modules[name]
+
+
+def put_qwen_and_its_data(folder):
+    """Stand-ins for what a user has downloaded: a tokenizer with a chat template, and a data set of messages."""
+    model, data = folder / "Qwen3-4B", folder / "dapo-math-17k"
+    model.mkdir()
+    data.mkdir()
+    for file in (ROOT / "examples/quickstart/model").glob("tokenizer*"):
+        (model / file.name).write_text(file.read_text())
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 40_960}))
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    row = {"prompt": [{"role": "user", "content": "8+15="}], "label": "23"}
+    (data / "dapo-math-17k.jsonl").write_text(json.dumps(row) + "\n")
 
 
 def write_modules(doc, folder):
@@ -119,6 +133,8 @@ def test_shell_commands_would_run(doc, checkout, monkeypatch, capsys):
             continue
         for environment, words in commands_of(block):
             with monkeypatch.context() as patch:
+                for name, value in environment.items():
+                    patch.setenv(name, value)
                 if environment.get("PYTHONPATH") == ".":
                     patch.syspath_prepend(checkout)
                 expected = after.body if after.language == "text" else None
@@ -183,6 +199,7 @@ def judge_python(arguments):
 
 
 def check_flags(flags, program):
+    flags = [f for f in flags if f != "--dry-run"]
     problems = Problems()
     settings = Settings.parse(flags, problems, program)
     check_rooms(settings, problems)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fully asynchronous GRPO of Qwen3-4B on math. Paths and sizes are variables; further flags go to train_async.py.
-#   MODEL=/models/Qwen3-4B DATA=/data/dapo-math-17k.jsonl bash examples/fully_async/run-qwen3-4b-fully_async.sh [--dry-run]
+#   MODEL=Qwen3-4B DATA=dapo-math-17k/dapo-math-17k.jsonl bash examples/fully_async/run-qwen3-4b-fully_async.sh [--dry-run]
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
