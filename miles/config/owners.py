@@ -149,8 +149,9 @@ class EngineSettings:
     update_weights_interval: int = flag(1, "training steps per weight publication", positive=True)
     update_weight_transfer_mode: str = flag(
         "auto",
-        "how weights reach engines; auto: shared memory for local engines, disk for sglang and vllm",
-        choices=("auto", "shm", "disk"),
+        "how weights reach engines; auto: shared memory for local engines, disk for sglang and vllm; where broadcast or "
+        "p2p is not here yet, auto takes its place",
+        choices=("auto", "shm", "disk", "broadcast", "p2p"),
     )
     update_weight_disk_dir: str | None = flag(
         None, "folder for published weights in mode disk; unset: in the run folder"
