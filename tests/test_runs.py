@@ -78,11 +78,17 @@ def alive(pid):
 
 @contextmanager
 def started(folder, *flags):
-    """A run that goes on; ended by force, with all that it started, if it is still there."""
+    """A run of the quickstart that goes on; ended by force, with all that it started, if it is still there."""
+    with process_of(command("--run-name", "r", *flags), folder, environment()) as process:
+        yield process
+
+
+@contextmanager
+def process_of(words, folder, env):
+    """A program whose output can be read while it runs; ended by force, with all that it started, at the end."""
     process = subprocess.Popen(
-        command("--run-name", "r", *flags), cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
-    )  # fmt: skip
+        words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     try:
         yield process
     finally:
