@@ -27,12 +27,15 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class RunActors:
-    """Rollout side and train side of the ring, over Ray."""
+    """Rollout side and train side of the ring, over Ray: this run trains ``steps``, out of ``total_steps``."""
 
-    def __init__(self, settings: Settings, *, logs: Path, steps: range, resume_from: str | None) -> None:
+    def __init__(
+        self, settings: Settings, *, logs: Path, steps: range, total_steps: int, resume_from: str | None
+    ) -> None:
         self._settings = settings
         self._logs = logs
         self._steps = steps
+        self._total_steps = total_steps
         self._resume_from = resume_from
         self._rollouts: Any = None
         self._trainers: list[Any] = []
@@ -62,7 +65,7 @@ class RunActors:
         self._rollouts = RolloutActor.remote(settings, self._backend, self._steps)
         env = {"env_vars": {"OMP_NUM_THREADS": str(settings.model.torch_threads)}}
         self._trainers = [
-            TrainerActor.options(num_gpus=gpus, runtime_env=env).remote(settings, rank, ranks, self._steps.stop)
+            TrainerActor.options(num_gpus=gpus, runtime_env=env).remote(settings, rank, ranks, self._total_steps)
             for rank in range(ranks)
         ]
         self._engines = [

@@ -259,3 +259,16 @@ class RunSettings:
     )
     use_tensorboard: bool = flag(False, "write tensorboard events into the run folder")
     shutdown_timeout_s: float = flag(30.0, "seconds that an ordered shutdown may take", positive=True)
+
+
+@dataclass(frozen=True)
+class DebugSettings:
+    """Parts of a run, for debugging"""
+
+    start_rollout_id: int | None = flag(
+        None, "number of the first training step, from 0, where no checkpoint says it; prompts start from the first row"
+    )
+    debug_exit_after_rollout: int | None = flag(
+        None,
+        "the run ends in order after the training step of this number, from 0; schedules stay those of the whole run",
+    )

@@ -17,6 +17,7 @@ from miles.config.command_line import Passed
 from miles.config.owners import (
     CheckpointSettings,
     DataSettings,
+    DebugSettings,
     EngineSettings,
     EvalSettings,
     ModelSettings,
@@ -55,6 +56,7 @@ class Settings:
     eval: EvalSettings = field(default_factory=EvalSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     run: RunSettings = field(default_factory=RunSettings)
+    debug: DebugSettings = field(default_factory=DebugSettings)
     sources: Mapping[str, str] = field(default_factory=dict)
     passthrough: Mapping[str, Passed] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)

@@ -27,20 +27,20 @@ def run(settings: Settings) -> int:
     """One run from start to end. Returns the exit code; raises `MilesError` with the first cause, or KeyboardInterrupt."""
     checkpoint = find_checkpoint(settings.checkpoint.load)
     total = total_steps(settings)
-    start = checkpoint.step if checkpoint else 0
-    if start >= total:
+    steps = steps_to_run(settings, checkpoint, total)
+    if not steps:
         raise SettingsError(
-            [f"--num-rollout {total}: the checkpoint has trained {start} steps already; {start + 1} works"]
+            [f"--num-rollout {total}: there is nothing to train from step {steps.start} on; {steps.start + 1} works"]
         )
     folder = _open_folder(settings, checkpoint)
     trackers: list[Tracker] = [TensorBoard(folder.path / "tensorboard")] if settings.run.use_tensorboard else []
-    with LiveView(folder.name, total, start_step=start) as view:
+    with LiveView(folder.name, steps.stop, start_step=steps.start) as view:
         observer = Observer(folder, view, trackers)
         observer.started(settings.to_json())
         cause: str | None = "stopped"
         try:
             with ray_session():
-                asyncio.run(_run(settings, observer, folder.path, checkpoint, total))
+                asyncio.run(_run(settings, observer, folder.path, checkpoint, steps, total))
             cause = None
         except (KeyboardInterrupt, asyncio.CancelledError):
             cause = "interrupted"
@@ -61,6 +61,12 @@ def total_steps(settings: Settings) -> int:
     return (settings.data.num_epoch or 0) * rows // (settings.rollout.rollout_batch_size or 1)
 
 
+def steps_to_run(settings: Settings, checkpoint: Checkpoint | None, total: int) -> range:
+    """The training steps of this run, out of ``total``: from where its checkpoint is, to where it is told to end."""
+    start, last = settings.debug.start_rollout_id or 0, settings.debug.debug_exit_after_rollout
+    return range(checkpoint.step if checkpoint else start, total if last is None else min(total, last + 1))
+
+
 def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder:
     """The run's folder. A resumed run goes on in the one that its checkpoint lies in, unless it has a name of its own."""
     home = Path(checkpoint.folder).parent.parent if checkpoint else None
@@ -79,11 +85,13 @@ def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder
     return folder
 
 
-async def _run(settings: Settings, observer: Observer, home: Path, checkpoint: Checkpoint | None, total: int) -> None:
+async def _run(
+    settings: Settings, observer: Observer, home: Path, checkpoint: Checkpoint | None, steps: range, total: int
+) -> None:
     checkpoints = CheckpointFolder(Path(settings.checkpoint.save) if settings.checkpoint.save else home / "checkpoints")
     watch = Watch(observer, settings)
-    steps = range(checkpoint.step if checkpoint else 0, total)
-    actors = RunActors(settings, logs=home / "logs", steps=steps, resume_from=checkpoint.folder if checkpoint else None)
+    resume_from = checkpoint.folder if checkpoint else None
+    actors = RunActors(settings, logs=home / "logs", steps=steps, total_steps=total, resume_from=resume_from)
     schedule = Schedule(
         start=steps.start,
         total=steps.stop,
