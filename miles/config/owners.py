@@ -272,3 +272,9 @@ class DebugSettings:
         None,
         "the run ends in order after the training step of this number, from 0; schedules stay those of the whole run",
     )
+    save_debug_rollout_data: str | None = flag(
+        None, "file for the samples of each training step, {rollout_id} being its number; read it with torch.load"
+    )
+    load_debug_rollout_data: str | None = flag(
+        None, "train the samples of such files in the place of new ones; no engine starts"
+    )

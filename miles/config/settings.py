@@ -192,6 +192,9 @@ class Settings:
 
     @property
     def num_engines(self) -> int:
+        """Engines that the run starts: none where samples come from files."""
+        if self.debug.load_debug_rollout_data is not None:
+            return 0
         return max(1, (self.engine.rollout_num_gpus or 1) // self.engine.rollout_num_gpus_per_engine)
 
     @property
