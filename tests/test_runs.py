@@ -267,3 +267,14 @@ def test_saved_rollouts_train_the_same_steps_again_without_an_engine(tmp_path):
     assert events(home, "engine_up") == []
     for name in ("train/loss", "train/grad_norm", "rollout/raw_reward", "rollout/fully_async/max_staleness"):
         assert [row[name] for row in again.values()] == [row[name] for row in first.values()], name
+
+
+def test_a_rollout_only_run_samples_from_the_first_weights_alone(tmp_path):
+    sizes = ("--rollout-batch-size", 4, "--n-samples-per-prompt", 2, "--num-rollout", 3, "--eval-interval", 3)
+    home, _ = run(tmp_path, *sizes, "--debug-rollout-only", "--start-rollout-id", 1)
+    steps = rows(home, "step")
+    assert list(steps) == [2, 3]
+    assert [row["rollout/weight_version/max"] for row in steps.values()] == [1, 1]
+    assert not [name for row in steps.values() for name in row if name.startswith("train/")]
+    assert list(rows(home, "eval/step")) == [3]
+    assert not (home / "checkpoints").exists()

@@ -278,3 +278,6 @@ class DebugSettings:
     load_debug_rollout_data: str | None = flag(
         None, "train the samples of such files in the place of new ones; no engine starts"
     )
+    debug_rollout_only: bool = flag(
+        False, "no trainer starts: every step is generated with the weights of --hf-checkpoint"
+    )

@@ -92,14 +92,16 @@ async def _run(
     watch = Watch(observer, settings)
     resume_from = checkpoint.folder if checkpoint else None
     actors = RunActors(settings, logs=home / "logs", steps=steps, total_steps=total, resume_from=resume_from)
+    trains_nothing = settings.debug.debug_rollout_only
     schedule = Schedule(
         start=steps.start,
         total=steps.stop,
         version=checkpoint.version - 1 if checkpoint else 0,
-        publish_interval=settings.engine.update_weights_interval,
+        publish_interval=steps.stop if trains_nothing else settings.engine.update_weights_interval,
         eval_interval=settings.eval.eval_interval,
         eval_before=not settings.eval.skip_eval_before_train,
         save_interval=settings.checkpoint.save_interval,
+        saves=not trains_nothing,
     )
     ring = Ring(schedule, actors, actors, checkpoints, watch)
     main = asyncio.current_task()

@@ -121,6 +121,10 @@ def _check_saved_rollouts(settings: Settings, problems: Problems) -> None:
     load, first = debug.load_debug_rollout_data, debug.start_rollout_id or 0
     if load is None:
         return
+    if debug.debug_rollout_only:
+        problems.add(
+            "--debug-rollout-only", "", "--load-debug-rollout-data generates nothing", "leave one of the two out"
+        )
     if settings.eval.eval_interval is not None:
         problems.add("--eval-interval", settings.eval.eval_interval, "no engine starts", "leave it out")
     if settings.checkpoint.load is None and NUMBER in load and not path_of(load, first).is_file():

@@ -124,3 +124,8 @@ def test_times_add_up_to_the_step():
     assert metrics["perf/train_time"] == pytest.approx(3)
     assert metrics["perf/update_weights_time"] == pytest.approx(1)
     assert metrics["perf/step_time"] == pytest.approx(6)
+
+
+def test_a_run_with_nothing_to_save_saves_nothing():
+    assert not any(schedule(saves=False, save_interval=1).saves_after(step) for step in range(4))
+    assert all(schedule(save_interval=1).saves_after(step) for step in range(4))

@@ -71,3 +71,5 @@ def test_templates_that_cannot_work_are_refused(tmp_path):
     assert lines(f"--load-debug-rollout-data {tmp_path}/{{rollout_id}}.pt") == []
     [line] = lines(f"--load-debug-rollout-data {tmp_path}/{{rollout_id}}.pt --eval-interval 2")
     assert line.startswith("--eval-interval 2: no engine starts")
+    [line] = lines(f"--load-debug-rollout-data {tmp_path}/{{rollout_id}}.pt --debug-rollout-only")
+    assert line.startswith("--debug-rollout-only: --load-debug-rollout-data generates nothing")
