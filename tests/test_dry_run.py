@@ -142,6 +142,8 @@ def test_a_chat_template_that_refuses_the_first_prompt(dry_run, tmp_path):
     code, [line] = dry_run("--apply-chat-template", "--chat-template-path", strict, "--prompt-data", rows)
     assert code == 2 and line.startswith(f"--prompt-data {rows}: the chat template can't render {rows}:1 ")
     assert "a system message comes first" in line
+    own = ("--custom-generate-function-path", "sound_hooks.f")  # which may render prompts in its own way
+    assert dry_run("--apply-chat-template", "--chat-template-path", strict, "--prompt-data", rows, *own) == (0, [])
 
 
 @pytest.mark.parametrize("text", ["{", '{"version": "1.0"}'])

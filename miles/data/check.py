@@ -126,7 +126,9 @@ def _first_row_check(settings: Settings, problems: Problems) -> FirstRowCheck:
     if not settings.data.apply_chat_template:
         return partial(_check_is_text, settings, problems)
     encoder = _encoder(settings, problems) if usable else None
-    return partial(_check_renders, encoder, problems) if encoder else lambda flag, text, first: None
+    if encoder is None or _hooks_make_prompts(settings):
+        return lambda flag, text, first: None
+    return partial(_check_renders, encoder, problems)
 
 
 def _check_is_text(settings: Settings, problems: Problems, flag: str, text: str, first: Row) -> None:

@@ -15,6 +15,7 @@ import miles.train.check
 from miles.config import Problems, Settings
 from miles.driver.checkpoints import find_checkpoint
 from miles.engine.backends import has_accelerator
+from miles.rollout.saved_rollouts import path_of
 
 ROOMS = (
     miles.config.effects,
@@ -87,7 +88,9 @@ def _check_steps(settings: Settings, problems: Problems) -> None:
 
 def _check_writable(settings: Settings, problems: Problems) -> None:
     """Every folder that the run will write can be made and written now, not only after days of training."""
+    kept = settings.debug.save_debug_rollout_data
     folders = {
+        "--save-debug-rollout-data": None if kept is None else str(path_of(kept, 0).parent),
         "--run-dir": settings.run.run_dir,
         "--save": settings.checkpoint.save,
         "--save-hf": settings.checkpoint.save_hf,
