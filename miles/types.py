@@ -163,14 +163,16 @@ class Sample:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version that any token can be from: spans, then labels, the submit version for what is unknown."""
-        known = [s.version for s in self.version_spans]
-        if not known and self.weight_versions:
-            known = [int(v) if str(v).isdigit() else None for v in self.weight_versions]
-        if not known:
-            return self.submit_version
-        versions = [self.submit_version if v is None else v for v in known]
-        return None if None in versions else min(v for v in versions if v is not None)
+        """The oldest version that any token can be from: the spans', and the submit version for what they don't know.
+
+        A label alone may be that of a reply's end (SGLang's is), so a sample without spans is as old as its submission.
+        """
+        submitted = self.submit_version
+        spans = [submitted if span.version is None else span.version for span in self.version_spans]
+        labels = [int(label) if str(label).isdigit() else submitted for label in self.weight_versions]
+        versions = spans or [*labels, *([] if submitted is None else [submitted])]
+        known = [version for version in versions if version is not None]
+        return min(known) if known and len(known) == len(versions) else None
 
     @property
     def newest_version(self) -> int | None:

@@ -41,7 +41,7 @@ FLAGS = {flag_name(f): f for owner in Settings.owners().values() for f in flag_f
 KNOWN = {row.flag for row in Settings.known_rows()}
 """Flags of launch scripts that are no settings of ours: the page that lists them may name them, and no other."""
 REFERENCE = ROOT / "docs" / "reference" / "cli.md"
-MILES_OPTIONS = {"--help", "--sync", "--explain", "--no-", "--sglang-", "--eval-sglang-", "--router-"}
+MILES_OPTIONS = {"--dry-run", "--help", "--sync", "--explain", "--no-", "--sglang-", "--eval-sglang-", "--router-"}
 FOREIGN = {
     "pip": {"-e", "--no-deps"},
     "source": set(),
@@ -55,6 +55,9 @@ FOREIGN = {
     "benchmarks.control_plane": {"--quick"},
 }
 """Programs that have a parser of their own, and their options that the docs may use."""
+"""Programs that are not ours, and their options that the docs may use."""
+QWEN = ("Qwen3-4B", "Qwen3-30B-A3B")
+"""Folders of models that the docs' commands name."""
 FAMILIES = "rollout|train|perf|eval"
 
 each_doc = pytest.mark.parametrize("doc", DOCS, ids=lambda doc: str(doc.relative_to(ROOT)))
@@ -73,7 +76,7 @@ def sources():
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """The current folder: the repository, what earlier commands of the docs have left in it, and no modules of users."""
-    made = {"runs", "smollm2"}
+    made = {"runs", "smollm2", *QWEN, "dapo-math-17k"}
     for entry in ROOT.iterdir():
         if entry.name not in made and not entry.name.startswith("."):
             (tmp_path / entry.name).symlink_to(entry)
@@ -84,6 +87,7 @@ def checkout(tmp_path, monkeypatch):
     (tmp_path / "smollm2" / "model" / "config.json").write_text("{}")
     for name in ("prompts.jsonl", "eval.jsonl"):
         (tmp_path / "smollm2" / name).write_text(json.dumps({"prompt": "8+15=", "label": "23"}) + "\n")
+    put_qwen_and_its_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     before = set(sys.modules)
@@ -91,6 +95,20 @@ def checkout(tmp_path, monkeypatch):
     for name in set(sys.modules) - before:
         if name.startswith("my_"):
             del sys.modules[name]
+
+
+def put_qwen_and_its_data(folder):
+    """Stand-ins for what a user has downloaded: a tokenizer with a chat template, and a data set of messages."""
+    for model in (folder / name for name in QWEN):
+        model.mkdir()
+        for file in (ROOT / "examples/quickstart/model").glob("tokenizer*"):
+            (model / file.name).write_text(file.read_text())
+        (model / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 40_960}))
+        (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    data = folder / "dapo-math-17k"
+    data.mkdir()
+    row = {"prompt": [{"role": "user", "content": "8+15="}], "label": "23"}
+    (data / "dapo-math-17k.jsonl").write_text(json.dumps(row) + "\n")
 
 
 def write_modules(doc, folder):
@@ -122,6 +140,8 @@ def test_shell_commands_would_run(doc, checkout, monkeypatch, capsys):
             continue
         for environment, words in commands_of(block):
             with monkeypatch.context() as patch:
+                for name, value in environment.items():
+                    patch.setenv(name, value)
                 if environment.get("PYTHONPATH") == ".":
                     patch.syspath_prepend(checkout)
                 expected = after.body if after.language == "text" else None
@@ -134,7 +154,11 @@ def judge(words, checkout, capsys, expected):
     if program == "make":
         assert all(re.search(rf"^{a}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for a in arguments), words
     elif program == "bash":
-        judge(show(words, checkout), checkout, capsys, expected)
+        shown_words, folders = show(words, checkout)
+        with pytest.MonkeyPatch.context() as patch:
+            for folder in folders:
+                patch.syspath_prepend(folder)
+            judge(shown_words, checkout, capsys, expected)
     elif program == "ray":
         assert arguments[:3] == ["job", "submit", "--"]
         judge(arguments[3:], checkout, capsys, expected)
@@ -147,9 +171,12 @@ def judge(words, checkout, capsys, expected):
 
 
 def show(words, checkout):
-    """What a script would execute in the place of Python, with the program it calls first."""
+    """What a script would execute in the place of Python, with the program it calls first; and the PYTHONPATH there."""
     stub = checkout / "python"
-    stub.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
+    stub.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        "print(json.dumps([sys.argv, os.environ.get('PYTHONPATH', '').split(os.pathsep)]))\n"
+    )
     stub.chmod(0o755)
     done = subprocess.run(words, env=os.environ | {"PYTHON": str(stub)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -183,12 +210,17 @@ def judge_python(arguments):
             assert all(Path(o).exists() for o in options if "/" in o and "://" not in o)
     elif Path(arguments[0]).name in ("train.py", "train_async.py"):
         check_flags(arguments[1:], Path(arguments[0]).stem)
+    elif "--dry-run" in arguments:
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
     else:
         assert Path(arguments[0]).is_file(), arguments
         assert not [a for a in arguments if a.startswith("-")]
 
 
 def check_flags(flags, program):
+    flags = [f for f in flags if f != "--dry-run"]
     problems = Problems()
     settings = Settings.parse(flags, problems, program)
     check_rooms(settings, problems)

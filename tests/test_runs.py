@@ -84,11 +84,17 @@ def alive(pid):
 
 @contextmanager
 def started(folder, *flags):
-    """A run that goes on; ended by force, with all that it started, if it is still there."""
+    """A run of the quickstart that goes on; ended by force, with all that it started, if it is still there."""
+    with process_of(command("--run-name", "r", *flags), folder, environment()) as process:
+        yield process
+
+
+@contextmanager
+def process_of(words, folder, env):
+    """A program whose output can be read while it runs; ended by force, with all that it started, at the end."""
     process = subprocess.Popen(
-        command("--run-name", "r", *flags), cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
-    )  # fmt: skip
+        words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     try:
         yield process
     finally:
@@ -288,3 +294,36 @@ def test_a_run_draws_from_a_mix_passes_over_long_prompts_and_resumes(tmp_path):
     assert len(rows(home, "step")) == len(steps) + 2
     _, output = run(tmp_path, "--prompt-data", mix[0], "--num-rollout", 20, "--load", home, code=2)
     assert "--prompt-data: rows is 32 now and was 80 in the checkpoint" in output
+
+
+def test_saved_rollouts_train_the_same_steps_again_without_an_engine(tmp_path):
+    sizes = ("--rollout-batch-size", 4, "--n-samples-per-prompt", 2, "--num-rollout", 4)
+    flags = (*sizes, "--save-debug-rollout-data", "kept/{rollout_id}.pt", "--debug-exit-after-rollout", 2)
+    home, _ = run(tmp_path, *flags, "--eval-interval", 100, "--skip-eval-before-train")
+    first = rows(home, "step")
+    assert list(first) == [1, 2, 3]
+    home.rename(home.with_name("first"))
+    script = [line for line in QUICKSTART.read_text().splitlines() if "--eval" not in line]
+    replay = tmp_path / "replay.sh"
+    replay.write_text("\n".join(script).replace(flags_here(script), f'here="{QUICKSTART.parent}"'))
+    words = ["bash", replay, "--run-name", "r", *sizes, "--load-debug-rollout-data", "kept/{rollout_id}.pt"]
+    words += ["--debug-exit-after-rollout", 2]
+    done = subprocess.run(
+        list(map(str, words)), cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    again = rows(home, "step")
+    assert events(home, "engine_up") == []
+    for name in ("train/loss", "train/grad_norm", "rollout/raw_reward", "rollout/fully_async/max_staleness"):
+        assert [row[name] for row in again.values()] == [row[name] for row in first.values()], name
+
+
+def test_a_rollout_only_run_samples_from_the_first_weights_alone(tmp_path):
+    sizes = ("--rollout-batch-size", 4, "--n-samples-per-prompt", 2, "--num-rollout", 3, "--eval-interval", 3)
+    home, _ = run(tmp_path, *sizes, "--debug-rollout-only", "--start-rollout-id", 1)
+    steps = rows(home, "step")
+    assert list(steps) == [2, 3]
+    assert [row["rollout/weight_version/max"] for row in steps.values()] == [1, 1]
+    assert not [name for row in steps.values() for name in row if name.startswith("train/")]
+    assert list(rows(home, "eval/step")) == [3]
+    assert not (home / "checkpoints").exists()

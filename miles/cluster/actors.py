@@ -35,6 +35,7 @@ from miles.rollout.lineage import StartingPoint
 from miles.rollout.post_process import post_process
 from miles.rollout.rm_hub.pool import ProcessScorer
 from miles.rollout.rm_hub.rewards import Rewards
+from miles.rollout.saved_rollouts import save_groups
 from miles.types import Weights
 from miles.weights.publish import Publisher
 
@@ -169,6 +170,9 @@ class RolloutSide:
         settings = self._settings
         batch = await self._rollouts.take_batch(step)
         groups, rewards = batch.groups, None
+        if settings.debug.save_debug_rollout_data is not None:
+            kept = [group.samples for group in groups]
+            await asyncio.to_thread(save_groups, settings.debug.save_debug_rollout_data, step, kept)
         if settings.reward.custom_reward_post_process_path:
             groups, rewards = await post_process(settings.reward.custom_reward_post_process_path, self._args, groups)
         metrics = rollout_metrics(

@@ -150,8 +150,8 @@ class EngineSettings:
     update_weight_transfer_mode: str = flag(
         "auto",
         "how weights reach engines; auto: shared memory for local engines, disk for sglang and vllm; broadcast: a process "
-        "group of trainer rank 0 and all engines",
-        choices=("auto", "shm", "disk", "broadcast"),
+        "group of trainer rank 0 and all engines; where p2p is not here yet, auto takes its place",
+        choices=("auto", "shm", "disk", "broadcast", "p2p"),
     )
     update_weight_buffer_size: int = flag(
         536870912, "most bytes of tensors in one bucket of mode broadcast", positive=True
@@ -269,3 +269,25 @@ class RunSettings:
     )
     use_tensorboard: bool = flag(False, "write tensorboard events into the run folder")
     shutdown_timeout_s: float = flag(30.0, "seconds that an ordered shutdown may take", positive=True)
+
+
+@dataclass(frozen=True)
+class DebugSettings:
+    """Parts of a run, for debugging"""
+
+    start_rollout_id: int | None = flag(
+        None, "number of the first training step, from 0, where no checkpoint says it; prompts start from the first row"
+    )
+    debug_exit_after_rollout: int | None = flag(
+        None,
+        "the run ends in order after the training step of this number, from 0; schedules stay those of the whole run",
+    )
+    save_debug_rollout_data: str | None = flag(
+        None, "file for the samples of each training step, {rollout_id} being its number; read it with torch.load"
+    )
+    load_debug_rollout_data: str | None = flag(
+        None, "train the samples of such files in the place of new ones; no engine starts"
+    )
+    debug_rollout_only: bool = flag(
+        False, "no trainer starts: every step is generated with the weights of --hf-checkpoint"
+    )

@@ -17,6 +17,7 @@ from miles.config.command_line import Passed
 from miles.config.owners import (
     CheckpointSettings,
     DataSettings,
+    DebugSettings,
     EngineSettings,
     EvalSettings,
     ModelSettings,
@@ -55,6 +56,7 @@ class Settings:
     eval: EvalSettings = field(default_factory=EvalSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     run: RunSettings = field(default_factory=RunSettings)
+    debug: DebugSettings = field(default_factory=DebugSettings)
     sources: Mapping[str, str] = field(default_factory=dict)
     passthrough: Mapping[str, Passed] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -195,6 +197,9 @@ class Settings:
 
     @property
     def num_engines(self) -> int:
+        """Engines that the run starts: none where samples come from files."""
+        if self.debug.load_debug_rollout_data is not None:
+            return 0
         return max(1, (self.engine.rollout_num_gpus or 1) // self.engine.rollout_num_gpus_per_engine)
 
     @property

@@ -16,6 +16,7 @@ from miles.config import Problems, Settings
 from miles.driver.checkpoints import find_checkpoint
 from miles.driver.resume import compare
 from miles.engine.backends import has_accelerator
+from miles.rollout.saved_rollouts import path_of
 
 ROOMS = (
     miles.config.effects,
@@ -33,6 +34,7 @@ def check(settings: Settings, problems: Problems) -> None:
         room.check(settings, problems)
     _check_intervals(settings, problems)
     _check_folders(settings, problems)
+    _check_steps(settings, problems)
     _check_writable(settings, problems)
     _warn_of_few_cores(settings, problems)
 
@@ -73,9 +75,28 @@ def _check_folders(settings: Settings, problems: Problems) -> None:
         )  # fmt: skip
 
 
+def _check_steps(settings: Settings, problems: Problems) -> None:
+    """Where the run is told to start and to end, something is left between."""
+    load, total = settings.checkpoint.load, settings.rollout.num_rollout
+    first, last = settings.debug.start_rollout_id, settings.debug.debug_exit_after_rollout
+    checkpoint = find_checkpoint(load)
+    start = checkpoint.step if checkpoint else first or 0
+    if first is not None and checkpoint is not None and first != start:
+        problems.add("--start-rollout-id", first, f"the checkpoint in --load {load} goes on at {start}", "leave it out")
+    elif first is not None and (first < 0 or (total is not None and first >= total)):
+        of = f", and --num-rollout is {total}" if total is not None else ""
+        problems.add("--start-rollout-id", first, f"training steps count from 0{of}", "0 works")
+    if last is not None and last < start:
+        problems.add(
+            "--debug-exit-after-rollout", last, f"the run starts with training step {start}", f"{start} or more works"
+        )
+
+
 def _check_writable(settings: Settings, problems: Problems) -> None:
     """Every folder that the run will write can be made and written now, not only after days of training."""
+    kept = settings.debug.save_debug_rollout_data
     folders = {
+        "--save-debug-rollout-data": None if kept is None else str(path_of(kept, 0).parent),
         "--run-dir": settings.run.run_dir,
         "--save": settings.checkpoint.save,
         "--save-hf": settings.checkpoint.save_hf,

@@ -73,7 +73,10 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """When the ring does what. Steps count from 0; intervals are in steps, None: never."""
+    """When the ring does what. Steps count from 0; intervals are in steps, None: never.
+
+    ``saves``: there is something to save.
+    """
 
     start: int
     total: int
@@ -82,6 +85,7 @@ class Schedule:
     eval_interval: int | None
     eval_before: bool
     save_interval: int | None
+    saves: bool = True
 
     def publishes_after(self, step: int) -> bool:
         return (step + 1) % self.publish_interval == 0 or step + 1 == self.total
@@ -96,7 +100,8 @@ class Schedule:
         return (step + 1) % self.eval_interval == 0 or step + 1 == self.total
 
     def saves_after(self, step: int) -> bool:
-        return step + 1 == self.total or (self.save_interval is not None and (step + 1) % self.save_interval == 0)
+        due = step + 1 == self.total or (self.save_interval is not None and (step + 1) % self.save_interval == 0)
+        return due and self.saves
 
 
 class Ring:

@@ -29,21 +29,21 @@ def run(settings: Settings) -> int:
     """One run from start to end. Returns the exit code; raises `MilesError` with the first cause, or KeyboardInterrupt."""
     checkpoint = find_checkpoint(settings.checkpoint.load)
     total = total_steps(settings)
-    start = checkpoint.step if checkpoint else 0
-    if start >= total:
+    steps = steps_to_run(settings, checkpoint, total)
+    if not steps:
         raise SettingsError(
-            [f"--num-rollout {total}: the checkpoint has trained {start} steps already; {start + 1} works"]
+            [f"--num-rollout {total}: there is nothing to train from step {steps.start} on; {steps.start + 1} works"]
         )
     folder = _open_folder(settings, checkpoint)
     begins = starting_point(settings, folder.path, checkpoint)
     trackers: list[Tracker] = [TensorBoard(folder.path / "tensorboard")] if settings.run.use_tensorboard else []
-    with LiveView(folder.name, total, start_step=start) as view:
+    with LiveView(folder.name, steps.stop, start_step=steps.start) as view:
         observer = Observer(folder, view, trackers)
         observer.started(settings.to_json())
         cause: str | None = "stopped"
         try:
             with ray_session():
-                asyncio.run(_run(settings, observer, folder.path, begins, total))
+                asyncio.run(_run(settings, observer, folder.path, begins, steps, total))
             cause = None
         except (KeyboardInterrupt, asyncio.CancelledError):
             cause = "interrupted"
@@ -62,6 +62,12 @@ def total_steps(settings: Settings) -> int:
         return settings.rollout.num_rollout
     rows = PromptSource.from_settings(settings).rows
     return (settings.data.num_epoch or 0) * rows // (settings.rollout.rollout_batch_size or 1)
+
+
+def steps_to_run(settings: Settings, checkpoint: Checkpoint | None, total: int) -> range:
+    """The training steps of this run, out of ``total``: from where its checkpoint is, to where it is told to end."""
+    start, last = settings.debug.start_rollout_id or 0, settings.debug.debug_exit_after_rollout
+    return range(checkpoint.step if checkpoint else start, total if last is None else min(total, last + 1))
 
 
 def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder:
@@ -103,19 +109,22 @@ def _checkpoint_folder(settings: Settings, home: Path) -> CheckpointFolder:
     )
 
 
-async def _run(settings: Settings, observer: Observer, home: Path, begins: StartingPoint, total: int) -> None:
+async def _run(
+    settings: Settings, observer: Observer, home: Path, begins: StartingPoint, steps: range, total: int
+) -> None:
     checkpoints = _checkpoint_folder(settings, home)
     watch = Watch(observer, settings)
-    steps = range(begins.step, total)
-    actors = RunActors(settings, home=home, steps=steps, begins=begins)
+    actors = RunActors(settings, home=home, steps=steps, total_steps=total, begins=begins)
+    trains_nothing = settings.debug.debug_rollout_only
     schedule = Schedule(
         start=steps.start,
         total=steps.stop,
         version=begins.version - 1,
-        publish_interval=settings.engine.update_weights_interval,
+        publish_interval=steps.stop if trains_nothing else settings.engine.update_weights_interval,
         eval_interval=settings.eval.eval_interval,
         eval_before=not settings.eval.skip_eval_before_train,
         save_interval=settings.checkpoint.save_interval,
+        saves=not trains_nothing,
     )
     ring = Ring(schedule, actors, actors, checkpoints, watch)
     main = asyncio.current_task()

@@ -35,7 +35,8 @@ class Watch:
         trained = metrics.get("perf/train_tokens", 0.0)
         sampled = metrics.get("rollout/response_len/mean", 0.0) * self._settings.batch_samples
         self._rates = (sampled / seconds, trained / max(metrics["perf/train_time"], 1e-9))
-        rates = {"perf/tokens_per_gpu_per_sec": sampled / seconds / self._settings.num_engines}
+        engines = self._settings.num_engines
+        rates = {"perf/tokens_per_gpu_per_sec": sampled / seconds / engines} if engines else {}
         self._observer.step(step + 1, {**metrics, **rates})
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -56,7 +57,7 @@ class Watch:
         self._observer.status(
             Snapshot(
                 trainer=self._trainer,
-                held_by=held if serving else "engines",
+                held_by=held if serving or not engines else "engines",
                 version=status["version"],
                 running_samples=status.get("running_samples", 0),
                 slots=self._settings.slots,

@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 
 from miles.config import Problems, Settings
-from miles.engine.backends import BACKENDS, Backend, backend_of, has_accelerator, weights_kind, why_not_importable
+from miles.engine.backends import (
+    BACKENDS,
+    Backend,
+    backend_of,
+    has_accelerator,
+    is_replaced,
+    weights_kind,
+    why_not_importable,
+)
 from miles.engine.launch import interpreter, model_context
 
 
@@ -23,7 +31,12 @@ def check(settings: Settings, problems: Problems) -> None:
             f"--engine-python {engine.engine_python} has no effect: the local engine runs in this interpreter"
         )
     mode = engine.update_weight_transfer_mode
-    if mode not in ("auto", *backend.weights):
+    if is_replaced(mode, backend):
+        problems.warn(
+            f"--update-weight-transfer-mode {mode} is not here yet: weights reach the {backend.name} engines through "
+            f"{backend.weights[0]}, which changes no result"
+        )
+    elif mode not in ("auto", *backend.weights):
         works = ", ".join(("auto", *backend.weights[:-1])) + " and " + backend.weights[-1]
         problems.add(
             "--update-weight-transfer-mode", mode, f"the {backend.name} backend can't take it", f"{works} work"

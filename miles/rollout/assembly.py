@@ -26,6 +26,7 @@ from miles.rollout.ledger import Ledger
 from miles.rollout.ledger_store import LedgerFile, LedgerStore
 from miles.rollout.lineage import RolloutState, StartingPoint
 from miles.rollout.rollouts import Rollouts, WeightPublisher
+from miles.rollout.saved_rollouts import SavedFeed
 from miles.rollout.scoring import Scoring
 from miles.rollout.staleness import Versions
 from miles.rollout.staleness_policy import POLICIES
@@ -177,7 +178,9 @@ def assemble(
         timeout_s=settings.rollout.rollout_sample_timeout_s,
     )
     feed: Feed
-    if settings.mode == "function":
+    if settings.debug.load_debug_rollout_data is not None:
+        feed = SavedFeed(settings.debug.load_debug_rollout_data)
+    elif settings.mode == "function":
         path = settings.rollout.rollout_function_path or ""
         feed = FunctionFeed(
             load_function(path),

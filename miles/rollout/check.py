@@ -6,6 +6,7 @@ from miles.config import Problems, Settings
 from miles.config.settings import FIRST_ERA_PATHS
 from miles.errors import HookError
 from miles.hooks import load_function
+from miles.rollout.saved_rollouts import NUMBER, path_of
 
 
 def check(settings: Settings, problems: Problems) -> None:
@@ -16,6 +17,7 @@ def check(settings: Settings, problems: Problems) -> None:
     _check_sampling(settings, problems)
     _check_mode(settings, problems)
     _check_hooks(settings, problems)
+    _check_saved_rollouts(settings, problems)
 
 
 def _check_schedule(settings: Settings, problems: Problems) -> None:
@@ -107,3 +109,28 @@ def _check_hooks(settings: Settings, problems: Problems) -> None:
             load_function(path)
         except HookError as error:
             problems.add(flag, path, str(error), "give a path that can be imported here")
+
+
+def _check_saved_rollouts(settings: Settings, problems: Problems) -> None:
+    """Each step has a file of its own, and what is to be read is there."""
+    debug = settings.debug
+    flags = {
+        "--save-debug-rollout-data": debug.save_debug_rollout_data,
+        "--load-debug-rollout-data": debug.load_debug_rollout_data,
+    }
+    for flag, template in flags.items():
+        if template is not None and NUMBER not in template:
+            problems.add(flag, template, "every step would have the same file", f"rollouts/{NUMBER}.pt works")
+    load, first = debug.load_debug_rollout_data, debug.start_rollout_id or 0
+    if load is None:
+        return
+    if debug.debug_rollout_only:
+        problems.add(
+            "--debug-rollout-only", "", "--load-debug-rollout-data generates nothing", "leave one of the two out"
+        )
+    if settings.eval.eval_interval is not None:
+        problems.add("--eval-interval", settings.eval.eval_interval, "no engine starts", "leave it out")
+    if settings.checkpoint.load is None and NUMBER in load and not path_of(load, first).is_file():
+        problems.add(
+            "--load-debug-rollout-data", load, f"there is no {path_of(load, first)}", "files of an earlier run work"
+        )

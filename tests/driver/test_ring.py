@@ -137,3 +137,8 @@ def test_a_checkpoint_that_was_asked_for_is_written_after_the_step(monkeypatch):
     monkeypatch.setattr(Log, "asked_for", lambda self: next(asked))
     calls = turn(total=4).calls
     assert [c for c in calls if "visible" in c] == ["visible 1 at 3", "visible 3 at 5"]
+
+
+def test_a_run_with_nothing_to_save_saves_nothing():
+    assert not any(schedule(saves=False, save_interval=1).saves_after(step) for step in range(4))
+    assert all(schedule(save_interval=1).saves_after(step) for step in range(4))

@@ -61,6 +61,16 @@ def test_transfer_that_is_asked_for_is_taken():
     assert weights_kind(engine, backend_of(engine)) == "disk"
 
 
+@pytest.mark.parametrize("mode", ["broadcast", "p2p"])
+def test_transfer_over_a_network_is_replaced_by_the_best_way_and_says_so(mode):
+    engine = settings_of(f"--rollout-backend local --update-weight-transfer-mode {mode}").engine
+    assert weights_kind(engine, backend_of(engine)) == "shm"
+    said = problems_of(f"--rollout-backend local --update-weight-transfer-mode {mode}")
+    assert not [line for line in said.lines if "transfer-mode" in line]
+    [warning] = [line for line in said.warnings if "transfer-mode" in line]
+    assert f"{mode} is not here yet" in warning and "through shm" in warning
+
+
 # ---- how it is started
 
 
