@@ -178,7 +178,8 @@ class RolloutSide:
             reward_key=settings.reward.reward_key,
             max_response_len=settings.sampling.rollout_max_response_len,
         )
-        return to_train_data(groups, settings.reward.reward_key, rewards), metrics | self._counters()
+        told = {**batch.metrics, **metrics, **self._counters()}
+        return to_train_data(groups, settings.reward.reward_key, rewards), told
 
     def _counters(self) -> dict[str, float]:
         """Depths as they are now; what was lost since the last batch."""

@@ -13,11 +13,13 @@ from miles.engine.wire import Transport
 from miles.hooks import load_function
 from miles.rollout.admission import Bounds
 from miles.rollout.base_types import GenerateFnInput, GenerateFnOutput
+from miles.rollout.buffer_hook import HookedBuffer, HookedFeed
 from miles.rollout.data_buffer import DataBuffer
 from miles.rollout.data_source import NumberedSource
 from miles.rollout.evaluation import EvalSet, Evaluator
 from miles.rollout.feed import Feed, WorkerFeed
 from miles.rollout.filter_hub.base_types import call_dynamic_filter
+from miles.rollout.filter_hub.sample_filter import make_sample_filter
 from miles.rollout.function_feed import FunctionFeed
 from miles.rollout.generate_hub import single_turn
 from miles.rollout.generation import Encode, Generate, GenerateState, adapt_generate
@@ -65,6 +67,8 @@ def make_worker_feed(
     filter_function = load_function(rollout.dynamic_sampling_filter_path)
     bounds = bounds_of(settings, steps)
     buffer = DataBuffer()
+    path = rollout.custom_async_data_buffer_path
+    hook = HookedBuffer(path, state.args, ledger, buffer) if path else None
     worker = RolloutWorker(
         source=NumberedSource(source, settings.data.data_source_path, rollout.n_samples_per_prompt),
         state=state,
@@ -80,14 +84,16 @@ def make_worker_feed(
         ),
         versions=versions,
         ledger=ledger,
-        buffer=buffer,
+        buffer=hook or buffer,
         sampling_params=settings.sampling_params(),
         rollout_seed=settings.data.rollout_seed,
         group_rm=settings.reward.group_rm,
         frees_by_sample=rollout.rollout_submission_granularity == "sample",
         keep=(lambda group: call_dynamic_filter(filter_function, state.args, group)) if filter_function else None,
     )
-    return WorkerFeed(worker, buffer, ledger, versions, bounds=bounds, retry_unused=settings.retry_unused)
+    parts: Any = (worker, buffer, ledger, versions)
+    rules: Any = {"bounds": bounds, "retry_unused": settings.retry_unused}
+    return HookedFeed(hook, *parts, **rules) if hook else WorkerFeed(*parts, **rules)
 
 
 def make_generate(settings: Settings) -> Generate:
@@ -159,5 +165,11 @@ def assemble(
             steps=len(steps),
         )
     return Rollouts(
-        feed=feed, client=client, publisher=publisher, evaluator=evaluator, ledger=ledger, versions=versions
+        feed=feed,
+        client=client,
+        publisher=publisher,
+        evaluator=evaluator,
+        ledger=ledger,
+        versions=versions,
+        sample_filter=make_sample_filter(settings.rollout.rollout_sample_filter_path, state.args),
     )

@@ -28,23 +28,28 @@ from miles.errors import WorkerDied, raising_first_cause
 from miles.rollout.assembly import make_client, make_worker_feed
 from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnTrainInput, RolloutFnTrainOutput
 from miles.rollout.feed import WorkerFeed
+from miles.rollout.fully_async_data_buffer import group_oldest_weight_version
 from miles.rollout.generation import GenerateState
 from miles.rollout.ledger import Ledger
 from miles.rollout.rm_hub.pool import ProcessScorer
 from miles.rollout.rm_hub.rewards import Rewards
 from miles.rollout.staleness import Versions
-from miles.types import Group, iter_samples
+from miles.types import Group
+
+__all__ = [
+    "AsyncRolloutWorker",
+    "FullyAsyncRolloutFn",
+    "adopt_feed",
+    "generate_rollout_fully_async",
+    "get_global_worker",
+    "group_oldest_weight_version",
+    "stop_global_worker",
+]
 
 VERSION_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 10.0
 UNKNOWN_VERSION = 1
 """What counts as the version while the router names none: the one that any generation starts with."""
-
-
-def group_oldest_weight_version(group: Group) -> int | None:
-    """The oldest weight version in a group; None where no sample tells one."""
-    versions = [s.oldest_weight_version for s in iter_samples(group)]
-    return min((v for v in versions if v is not None), default=None)
 
 
 class _CachedWeightVersion:

@@ -54,7 +54,8 @@ class DirectRollouts:
     evaluations: list[dict[str, list[Group]]] = field(default_factory=list)
 
     async def take_batch(self, step: int) -> tuple[Batch, dict[str, float]]:
-        return await self.inner.take_batch(step), {}
+        batch = await self.inner.take_batch(step)
+        return batch, dict(batch.metrics)
 
     async def commit(self) -> None:
         self.inner.commit()
