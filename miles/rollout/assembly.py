@@ -84,7 +84,7 @@ def make_worker_feed(
         ),
         versions=versions,
         ledger=ledger,
-        buffer=hook or buffer,
+        buffer=buffer if hook is None else hook,
         sampling_params=settings.sampling_params(),
         rollout_seed=settings.data.rollout_seed,
         group_rm=settings.reward.group_rm,
@@ -93,7 +93,7 @@ def make_worker_feed(
     )
     parts: Any = (worker, buffer, ledger, versions)
     rules: Any = {"bounds": bounds, "retry_unused": settings.retry_unused}
-    return HookedFeed(hook, *parts, **rules) if hook else WorkerFeed(*parts, **rules)
+    return WorkerFeed(*parts, **rules) if hook is None else HookedFeed(hook, *parts, **rules)
 
 
 def make_generate(settings: Settings) -> Generate:
