@@ -32,7 +32,7 @@ from miles.rollout import admission
 from miles.rollout.admission import Bounds, Load, Verdict
 from miles.rollout.base_types import GenerateFnInput
 from miles.rollout.filter_hub.base_types import DynamicFilterOutput
-from miles.rollout.generation import Generate, GenerateState, sampling_seed
+from miles.rollout.generation import Generate, GenerateState, sampling_seed, stamp
 from miles.rollout.ledger import Ledger, OpenGroup
 from miles.rollout.scoring import Scoring
 from miles.rollout.staleness import Versions
@@ -293,7 +293,7 @@ class RolloutWorker:
             else:
                 parts = result if isinstance(result, list) else [result]
                 for part in parts:
-                    _stamp(part, sample)
+                    stamp(part, sample)
                 if not any(s.status in UNFINISHED for s in parts):
                     return result
                 reason, cause = "aborted", None
@@ -345,10 +345,3 @@ class _Slots:
         if count:
             self._held -= count
             self._worker._hold(-count, 0 if self._held else -1)
-
-
-def _stamp(result: Sample, issued: Sample) -> None:
-    """Gives a sample that a hook built itself the identity and the submit version of the one that was issued."""
-    for name in ("group_index", "index", "submit_version"):
-        if getattr(result, name) is None:
-            setattr(result, name, getattr(issued, name))

@@ -15,7 +15,8 @@ from miles.config import Settings
 from miles.driver.ring import Ring, Schedule
 from miles.engine.fake import FakeEngine, FakeFleet
 from miles.errors import raising_first_cause
-from miles.rollout.assembly import assemble, make_client
+from miles.rollout.assembly import assemble
+from miles.rollout.core import make_client
 from miles.rollout.evaluation import EvalSet
 from miles.rollout.rollouts import Rollouts
 from miles.rollout.scoring import DirectScoring
