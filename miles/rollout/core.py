@@ -7,9 +7,10 @@ the run's loop is the process's (`miles.loops`). Outside any run a core is built
 from __future__ import annotations
 
 import asyncio
+import itertools
 from argparse import Namespace
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,7 +32,10 @@ Encode = Callable[[str | list[Message], Any], list[int]]
 
 @dataclass(frozen=True)
 class Core:
-    """``loop`` is the one that all of it lives on. ``versions`` None: nobody here knows, the engines' labels count."""
+    """``loop`` is the one that all of it lives on. ``versions`` None: nobody here knows, the engines' labels count.
+
+    ``requests`` numbers them, so that no two have one id.
+    """
 
     client: EngineClient
     versions: Versions | None
@@ -39,6 +43,7 @@ class Core:
     tokenizer: Any
     scoring: Scoring
     loop: asyncio.AbstractEventLoop | None = None
+    requests: Iterator[int] = field(default_factory=itertools.count)
 
 
 _cores: WeakKeyDictionary[asyncio.AbstractEventLoop, Core] = WeakKeyDictionary()

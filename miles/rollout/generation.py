@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-import itertools
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import cache
@@ -51,7 +50,6 @@ class GenerateState:
             getattr(args, "sglang_server_concurrency", SERVER_CONCURRENCY) * settings.num_engines
         )
         self.aborted = False
-        self._requests = itertools.count()
 
     def reset(self) -> None:
         """Generation may start again after ``aborted`` was set."""
@@ -64,7 +62,7 @@ class GenerateState:
 
     def request_id(self, sample: Sample) -> str:
         """A new id for one request of a sample; repeats of the request keep it."""
-        return f"{sample.index}.{next(self._requests)}"
+        return f"{sample.index}.{next(self.core.requests)}"
 
     async def on_its_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Awaits ``work`` where the engines' connections live, whichever loop the caller is on."""

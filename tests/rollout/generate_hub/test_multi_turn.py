@@ -199,10 +199,10 @@ def test_a_tool_that_fails_names_hook_sample_and_line():
         raise OSError("no such host")
 
     with pytest.raises(
-        HookError, match=r"user.execute failed on sample 7, tool look: OSError: .*test_multi_turn.py:\d+"
+        HookError, match=r"user\.execute failed on sample 7, tool look: OSError: .*test_multi_turn.py:\d+"
     ):
         converse(turn(CALL % "a"), execute=execute)
-    with pytest.raises(HookError, match="user.execute returned 3 for tool look; a str works"):
+    with pytest.raises(HookError, match=r"user\.execute returned 3 for tool look; a str works"):
         converse(turn(CALL % "a"), execute=lambda name, arguments: 3)
 
 
@@ -230,7 +230,8 @@ def test_calls_that_are_none(body):
 
 def test_settings_are_checked_at_start():
     problems = Problems()
-    words = f"--fully-async --rollout-batch-size 2 --rollout-max-response-len 8 --custom-generate-function-path {multi_turn.PATH}"
+    words = "--fully-async --rollout-batch-size 2 --rollout-max-response-len 8 "
+    words += f"--custom-generate-function-path {multi_turn.PATH}"
     settings = Settings.parse([*words.split(), "--generate-tool-call-parser", "hermess"], problems)
     check(settings, problems)
     said = "\n".join(problems.lines)
