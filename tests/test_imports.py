@@ -36,13 +36,6 @@ def test_names_that_users_import_are_there(module):
     assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
 
 
-def test_a_generate_state_has_the_attributes_that_hooks_read():
-    names = "args tokenizer processor generate_fn_semaphore sampling_params generate_function aborted reset"
-    source = importlib.import_module("miles.rollout.generation").GenerateState
-    made = source.__init__.__code__.co_names + tuple(vars(source))
-    assert set(names.split()) <= set(made)
-
-
 def test_the_first_eras_worker_has_its_members():
     worker = importlib.import_module("miles.rollout.fully_async_rollout").AsyncRolloutWorker
     members = "start stop get_completed_groups get_queue_size continuous_worker_loop worker_thread_func output_queue"

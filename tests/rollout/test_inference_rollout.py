@@ -193,3 +193,5 @@ def test_a_state_can_be_made_from_args_that_are_not_ours():
     state = within_run(work)
     assert (state.sampling_params["temperature"], state.sampling_params["max_new_tokens"]) == (0.5, 7)
     assert state.version == 3
+    names = "args tokenizer processor generate_fn_semaphore sampling_params generate_function aborted reset"
+    assert all(hasattr(state, name) for name in names.split())
