@@ -6,7 +6,7 @@ the same ones in the lists in which they were taken. Where a file has no ``group
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,9 @@ class SavedFeed:
 
     def status(self) -> dict[str, Any]:
         return {"generation_waits_for": "end"}
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
 
     def open_prompts(self) -> list[list[Sample]]:
         return []

@@ -16,12 +16,13 @@ from miles.config import Settings
 from miles.driver.ring import Checkpoints, Ring, Schedule
 from miles.engine.fake import FakeEngine, FakeFleet
 from miles.errors import raising_first_cause
-from miles.rollout.assembly import assemble, make_client, open_state
+from miles.rollout.assembly import assemble, open_state
+from miles.rollout.core import Encode, make_client
 from miles.rollout.evaluation import EvalSet
 from miles.rollout.ledger_store import PlaceStore
 from miles.rollout.lineage import RolloutState, StartingPoint
 from miles.rollout.rollouts import Rollouts
-from miles.rollout.scoring import DirectScoring
+from miles.rollout.scoring import DirectScoring, Scoring
 from miles.sim.trainer import DirectRollouts, FakeTrainer
 from miles.types import Sample
 from miles.weights.publish import Publisher
@@ -76,6 +77,7 @@ class Simulation:
     """One run. `run` drives it to its end; the parts stay reachable for whoever looks into it.
 
     With a ``home`` it keeps its ledger there, written ``lag`` transitions late, and begins where ``begins`` says.
+    ``scoring`` comes in the place of ``reward`` and its ``answer_s`` seconds; ``encode`` makes prompts token ids.
     """
 
     settings: Settings
@@ -83,6 +85,9 @@ class Simulation:
     trainer: FakeTrainer = field(default_factory=FakeTrainer)
     reward: Callable[[Sample], Any] = lambda sample: float(sample.response_length % 2)
     answer_s: float = 0.0
+    scoring: Scoring | None = None
+    tokenizer: Any = None
+    encode: Encode = lambda prompt, tools: [ord(c) for c in str(prompt)] or [0]
     eval_sets: Sequence[EvalSet] = ()
     source: Any = None
     home: Path | None = None
@@ -135,8 +140,9 @@ class Simulation:
             source=self.source,
             client=client,
             publisher=self.publisher,
-            encode=lambda prompt, tools: [ord(c) for c in str(prompt)] or [0],
-            scoring=DirectScoring(self.reward, self.answer_s),
+            encode=self.encode,
+            scoring=self.scoring or DirectScoring(self.reward, self.answer_s),
+            tokenizer=self.tokenizer,
             eval_sets=self.eval_sets,
             steps=range(self.begins.step, self.settings.rollout.num_rollout or 0),
             state_of_run=self.state,
