@@ -29,6 +29,7 @@ from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
 from miles.rollout.assembly import assemble, make_client
 from miles.rollout.conversion import to_train_data
+from miles.rollout.convert_hook import convert
 from miles.rollout.data_source import eval_sets, make_data_source, resume, saved_state, skipped_rows
 from miles.rollout.feed import WorkerFeed
 from miles.rollout.post_process import post_process
@@ -170,7 +171,8 @@ class RolloutSide:
         settings = self._settings
         batch = await self._rollouts.take_batch(step)
         groups, rewards = batch.groups, None
-        if settings.reward.custom_reward_post_process_path:
+        converter = settings.reward.custom_convert_samples_to_train_data_path
+        if settings.reward.custom_reward_post_process_path and not converter:
             groups, rewards = await post_process(settings.reward.custom_reward_post_process_path, self._args, groups)
         metrics = rollout_metrics(
             [g.samples for g in groups],
@@ -178,7 +180,12 @@ class RolloutSide:
             reward_key=settings.reward.reward_key,
             max_response_len=settings.sampling.rollout_max_response_len,
         )
-        return to_train_data(groups, settings.reward.reward_key, rewards), metrics | self._counters()
+        if converter:
+            data = await convert(converter, self._args, groups)
+        else:
+            log_probs = settings.train.loss_type == "policy_loss"
+            data = to_train_data(groups, settings.reward.reward_key, rewards, log_probs=log_probs)
+        return data, metrics | self._counters()
 
     def _counters(self) -> dict[str, float]:
         """Depths as they are now; what was lost since the last batch."""
@@ -261,7 +268,7 @@ class TrainerSide:
         host = ray.util.get_node_ip_address()
         return f"tcp://{host}:{free_port(host)}"
 
-    def start(self, address: str, resume_from: str | None) -> None:
+    def start(self, address: str, resume_from: str | None, reference: str | None) -> None:
         from miles.train.rank import TrainerRank
 
         self._trainer = TrainerRank(
@@ -270,6 +277,7 @@ class TrainerSide:
             world_size=self._world_size,
             init_method=address,
             total_steps=self._total_steps,
+            reference=reference,
         )
         if resume_from is not None:
             self._trainer.load(resume_from)

@@ -29,11 +29,14 @@ SHARED_MEMORY = Path("/dev/shm")
 class RunActors:
     """Rollout side and train side of the ring, over Ray."""
 
-    def __init__(self, settings: Settings, *, logs: Path, steps: range, resume_from: str | None) -> None:
+    def __init__(
+        self, settings: Settings, *, logs: Path, steps: range, resume_from: str | None, reference: str | None = None
+    ) -> None:
         self._settings = settings
         self._logs = logs
         self._steps = steps
         self._resume_from = resume_from
+        self._reference = reference
         self._rollouts: Any = None
         self._trainers: list[Any] = []
         self._engines: list[Any] = []
@@ -75,7 +78,7 @@ class RunActors:
         address = await _answer(self._trainers[0].address.remote())
         await _all(
             self._rollouts.start.remote(self._resume_from),
-            *(t.start.remote(address, self._resume_from) for t in self._trainers),
+            *(t.start.remote(address, self._resume_from, self._reference) for t in self._trainers),
         )
         self._running.append(self._rollouts.run.remote())
 

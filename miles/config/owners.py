@@ -271,7 +271,9 @@ class CheckpointSettings:
     """Checkpoints"""
 
     load: str | None = flag(None, "run folder, checkpoints folder or one step to resume from")
-    ref_load: str | None = flag(None, "frozen reference policy of KL terms, HF folder or checkpoint; unset: --hf-checkpoint")
+    ref_load: str | None = flag(
+        None, "frozen reference policy of KL terms, HF folder or checkpoint; unset: --hf-checkpoint"
+    )
     save: str | None = flag(None, "folder for checkpoints; unset: in the run folder")
     save_interval: int | None = flag(None, "training steps between checkpoints; unset: one at the end", positive=True)
     save_hf: str | None = flag(None, "folder for HF exports; {rollout_id} stands for the step")

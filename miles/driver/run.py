@@ -61,6 +61,14 @@ def total_steps(settings: Settings) -> int:
     return (settings.data.num_epoch or 0) * rows // (settings.rollout.rollout_batch_size or 1)
 
 
+def reference_folder(settings: Settings) -> str | None:
+    """Where the weights of the reference policy are: a checkpoint or a folder in Hugging Face format; None: none is used."""
+    if not settings.uses_reference:
+        return None
+    checkpoint = find_checkpoint(settings.checkpoint.ref_load)
+    return checkpoint.folder if checkpoint else settings.checkpoint.ref_load or settings.model.hf_checkpoint
+
+
 def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder:
     """The run's folder. A resumed run goes on in the one that its checkpoint lies in, unless it has a name of its own."""
     home = Path(checkpoint.folder).parent.parent if checkpoint else None
@@ -83,7 +91,13 @@ async def _run(settings: Settings, observer: Observer, home: Path, checkpoint: C
     checkpoints = CheckpointFolder(Path(settings.checkpoint.save) if settings.checkpoint.save else home / "checkpoints")
     watch = Watch(observer, settings)
     steps = range(checkpoint.step if checkpoint else 0, total)
-    actors = RunActors(settings, logs=home / "logs", steps=steps, resume_from=checkpoint.folder if checkpoint else None)
+    actors = RunActors(
+        settings,
+        logs=home / "logs",
+        steps=steps,
+        resume_from=checkpoint.folder if checkpoint else None,
+        reference=reference_folder(settings),
+    )
     schedule = Schedule(
         start=steps.start,
         total=steps.stop,

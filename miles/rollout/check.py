@@ -46,7 +46,8 @@ def _check_schedule(settings: Settings, problems: Problems) -> None:
             problems.add(flag, value, "must not be negative", "0 or more works")
     if rollout.max_weight_staleness is not None and not settings.fully_async:
         problems.warn(f"--max-weight-staleness bounds fully-async training only; this run is {settings.mode}")
-    if n == 1 and settings.train.advantage_estimator == "grpo" and settings.train.rewards_normalization:
+    relative = settings.train.advantage_estimator != "reinforce_plus_plus" and settings.train.loss_type == "policy_loss"
+    if n == 1 and relative and settings.train.rewards_normalization:
         problems.warn("--n-samples-per-prompt 1: a sample alone in its group has advantage 0, so nothing is learned")
     if settings.sampling.rollout_max_response_len is None and settings.sampling.rollout_max_context_len is None:
         problems.add("--rollout-max-response-len", None, "nothing bounds a response", "for example 1024 works")
@@ -96,6 +97,7 @@ def _check_hooks(settings: Settings, problems: Problems) -> None:
     paths = {
         "--custom-generate-function-path": rollout.custom_generate_function_path,
         "--dynamic-sampling-filter-path": rollout.dynamic_sampling_filter_path,
+        "--custom-convert-samples-to-train-data-path": settings.reward.custom_convert_samples_to_train_data_path,
     }
     if settings.mode == "function":
         paths["--rollout-function-path"] = rollout.rollout_function_path

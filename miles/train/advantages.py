@@ -1,6 +1,6 @@
 """Rewards and group ids in, advantages out: pure, float64, by group id and never by position.
 
-    rewards ──▶ estimate (per rollout) ──▶ token_advantages (KL penalty, returns) ──▶ whiten (over the training step)
+rewards ──▶ estimate (per rollout) ──▶ token_advantages (KL penalty, returns) ──▶ whiten (over the training step)
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def estimate(
     return grpo_advantages(rewards, group_ids, std_normalization=scaled)
 
 
-def token_advantages(
-    advantage: float, kl_A: npt.NDArray[np.float64], train: TrainSettings
-) -> npt.NDArray[np.float64]:
+def token_advantages(advantage: float, kl_A: npt.NDArray[np.float64], train: TrainSettings) -> npt.NDArray[np.float64]:
     """Advantages of the A trained tokens of one sample, from the KL to the reference at each of them.
 
     ``reinforce_plus_plus``: the discounted sum of what follows, -kl_coef * kl at each token and the reward at the last one;

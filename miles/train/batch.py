@@ -209,7 +209,9 @@ def collate(samples: Sequence[TrainSample], *, packed: bool, device: torch.devic
         position_ids=position_ids,
         predicts=flat([start + s.predicted - 1 for start, s in zip(starts, samples, strict=True)], torch.int64),
         targets=flat([s.tokens[s.predicted] for s in samples], torch.int64),
-        trained=flat([a + np.searchsorted(s.predicted, s.trained) for a, s in zip(first, samples, strict=False)], torch.int64),
+        trained=flat(
+            [a + np.searchsorted(s.predicted, s.trained) for a, s in zip(first, samples, strict=False)], torch.int64
+        ),
         samples=flat([np.full(len(s.predicted), s.index) for s in samples], torch.int64),
         inputs=LossInputs(
             rollout_log_probs=flat([s.rollout_log_probs for s in samples], torch.float32),

@@ -1,7 +1,8 @@
 """A trainer's state in, a folder of torch.distributed.checkpoint shards out, and back on any number of ranks.
 
-Held: float32 weights, AdamW's moments, the number of the next training step, and a reference policy that moves. The position in the learning-rate schedule
-follows from that number, and there is no random state: nothing in the trainer draws at random after the weights are loaded.
+Held: float32 weights, AdamW's moments, the number of the next training step, and a reference policy where it moves. The
+position in the learning-rate schedule follows from that number, and there is no random state: nothing in the trainer draws
+at random after the weights are loaded.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def save(
 def load(folder: str, policy: Policy, optimizer: Optimizer, reference: Policy | None = None) -> int:
     """Fills policy and optimizer, and ``reference`` where one is held, from ``folder`` and returns the next step.
 
-    Raises `TrainerError` where it doesn't fit. Learning rate, betas and weight decay stay those of the settings: a resumed run may change them.
+    Raises `TrainerError` where it doesn't fit. Learning rate, betas and weight decay stay those of the settings: a resumed
+    run may change them.
     """
     saved = _saved(folder)
     state: dict[str, Any] = {"model": policy.tensors(), "next_step": 0}

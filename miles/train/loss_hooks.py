@@ -59,7 +59,7 @@ class Responses:
         return values_N.new_zeros(sum(self.lengths)).index_put((self.places,), values_N)
 
     def split(self, values_R: Tensor) -> list[Tensor]:
-        return list(values_R.split(self.lengths))
+        return list(torch.split(values_R, self.lengths))
 
     def lists(self, values_N: Tensor) -> list[Tensor]:
         return self.split(self.spread(values_N))

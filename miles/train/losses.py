@@ -153,9 +153,7 @@ def policy_loss(
     return Part(loss, {"loss": loss} | shares, total(sums, len(rollout_N)) | corrected_sums)
 
 
-def truncate(
-    pg_N: Tensor, own_N: Tensor, rollout_N: Tensor, train: TrainSettings
-) -> tuple[Tensor, dict[str, Tensor]]:
+def truncate(pg_N: Tensor, own_N: Tensor, rollout_N: Tensor, train: TrainSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy loss under truncated importance weights, and their metrics, [N]."""
     tis_N = bounded_exp(own_N - rollout_N)
     kept_N = tis_N.clamp(train.tis_clip_low, train.tis_clip)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +44,8 @@ def _with_log_probs(name: str, policy: Policy, plans: Plans) -> Plans:
     """With a policy's log-probs of the trained tokens."""
 
     def added(micro: MicroBatch) -> MicroBatch:
-        log_probs_N = policy.log_probs(micro)[0][micro.trained]
-        return replace(micro, inputs=replace(micro.inputs, **{name: log_probs_N}))
+        more: Any = {name: policy.log_probs(micro)[0][micro.trained]}
+        return replace(micro, inputs=replace(micro.inputs, **more))
 
     return [[added(micro) for micro in micro_batches] for micro_batches in plans]
 
@@ -85,4 +86,4 @@ def _kl(micro: MicroBatch, train: TrainSettings) -> list[npt.NDArray[np.float64]
     kl_N = torch.zeros_like(old_N)
     if train.kl_coef and inputs.reference_log_probs is not None:
         kl_N = kl_estimates(old_N, inputs.reference_log_probs, train.kl_loss_type)
-    return [kl_A.double().cpu().numpy() for kl_A in kl_N.split(inputs.lengths)]
+    return [kl_A.double().cpu().numpy() for kl_A in torch.split(kl_N, list(inputs.lengths))]
