@@ -298,7 +298,10 @@ def produced():
         names |= set(eval_metrics(evaluation, [samples], reward_key=None))
     for path in (*PACKAGE.glob("driver/*.py"), PACKAGE / "cluster" / "actors.py", *PACKAGE.glob("train/*.py")):
         names |= set(literal_names(path))
-    trained = losses.metrics(torch.ones(len(losses.SUMS)), TrainSettings(use_tis=True))
+    one = torch.zeros(1)
+    inputs = losses.LossInputs(one, one, one, (1,), reference_log_probs=one)
+    part = losses.policy_loss(one, one, inputs, TrainSettings(use_tis=True, use_opsm=True, use_kl_loss=True))
+    trained = losses.metrics(part.shares, part.sums)
     return names | {f"train/{name}" for name in (*trained, "grad_norm")}
 
 

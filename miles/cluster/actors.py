@@ -28,6 +28,7 @@ from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
 from miles.rollout.assembly import assemble, open_state
 from miles.rollout.conversion import to_train_data
+from miles.rollout.convert_hook import convert
 from miles.rollout.core import make_client, make_scorer
 from miles.rollout.data_source import eval_sets, make_data_source, skipped_rows
 from miles.rollout.feed import WorkerFeed
@@ -172,7 +173,8 @@ class RolloutSide:
         if settings.debug.save_debug_rollout_data is not None:
             kept = [group.samples for group in groups]
             await asyncio.to_thread(save_groups, settings.debug.save_debug_rollout_data, step, kept)
-        if settings.reward.custom_reward_post_process_path:
+        converter = settings.reward.custom_convert_samples_to_train_data_path
+        if settings.reward.custom_reward_post_process_path and not converter:
             groups, rewards = await post_process(settings.reward.custom_reward_post_process_path, self._args, groups)
         metrics = rollout_metrics(
             [g.samples for g in groups],
@@ -181,7 +183,10 @@ class RolloutSide:
             max_response_len=settings.sampling.rollout_max_response_len,
         )
         told = {**batch.metrics, **metrics, **self._counters()}
-        return to_train_data(groups, settings.reward.reward_key, rewards), told
+        if converter:
+            return await convert(converter, self._args, groups), told
+        log_probs = settings.train.loss_type == "policy_loss"
+        return to_train_data(groups, settings.reward.reward_key, rewards, log_probs=log_probs), told
 
     def _counters(self) -> dict[str, float]:
         """Depths as they are now; what was lost since the last batch."""
@@ -278,7 +283,7 @@ class TrainerSide:
         host = ray.util.get_node_ip_address()
         return f"tcp://{host}:{free_port(host)}"
 
-    def start(self, address: str, resume_from: str | None) -> None:
+    def start(self, address: str, resume_from: str | None, reference: str | None) -> None:
         from miles.train.rank import TrainerRank
 
         self._trainer = TrainerRank(
@@ -287,6 +292,7 @@ class TrainerSide:
             world_size=self._world_size,
             init_method=address,
             total_steps=self._total_steps,
+            reference=reference,
         )
         if resume_from is not None:
             self._trainer.load(resume_from)

@@ -31,7 +31,14 @@ class RunActors:
     """Rollout side and train side of the ring, over Ray: this run trains ``steps``, out of ``total_steps``."""
 
     def __init__(
-        self, settings: Settings, *, home: Path, steps: range, total_steps: int, begins: StartingPoint
+        self,
+        settings: Settings,
+        *,
+        home: Path,
+        steps: range,
+        total_steps: int,
+        begins: StartingPoint,
+        reference: str | None = None,
     ) -> None:
         self._settings = settings
         self._home = home.absolute()
@@ -39,6 +46,7 @@ class RunActors:
         self._steps = steps
         self._total_steps = total_steps
         self._begins = begins
+        self._reference = reference
         self._rollouts: Any = None
         self._trainers: list[Any] = []
         self._engines: list[Any] = []
@@ -83,7 +91,7 @@ class RunActors:
         address = await _answer(self._trainers[0].address.remote()) if ranks else ""
         await _all(
             self._rollouts.start.remote(str(self._home), self._begins),
-            *(t.start.remote(address, self._begins.folder) for t in self._trainers),
+            *(t.start.remote(address, self._begins.folder, self._reference) for t in self._trainers),
         )
         self._running.append(self._rollouts.run.remote())
 

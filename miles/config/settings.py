@@ -206,6 +206,14 @@ class Settings:
     def trainer_ranks(self) -> int:
         return self.train.actor_num_nodes * (self.train.actor_num_gpus_per_node or 1)
 
+    @property
+    def uses_reference(self) -> bool:
+        """A term of the loss or of the advantages has a KL to a reference policy, so one is loaded."""
+        t = self.train
+        penalty = t.kl_coef and t.advantage_estimator.startswith("reinforce_plus_plus")
+        loss = t.use_kl_loss and t.kl_loss_coef and t.loss_type != "sft_loss"
+        return bool(penalty or loss)
+
     def sampling_params(self) -> dict[str, Any]:
         """SGLang sampling parameters of a training sample."""
         s = self.sampling

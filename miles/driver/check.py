@@ -58,8 +58,16 @@ def _check_folders(settings: Settings, problems: Problems) -> None:
             "holds neither a checkpoint of miles nor a model in Hugging Face format",
             "--hf-checkpoint with a model folder in Hugging Face format works, without this",
         )  # fmt: skip
-    elif reference is not None:
-        problems.warn("--ref-load has no effect without a KL term: the run starts from --hf-checkpoint")
+    elif not settings.uses_reference:
+        if reference is not None:
+            problems.warn("--ref-load has no effect without a KL term: the run starts from --hf-checkpoint")
+    elif reference is None:
+        problems.note("--ref-load is not set: the reference of the KL term is the model of --hf-checkpoint")
+    elif not Path(reference, "config.json").is_file() and find_checkpoint(reference) is None:
+        problems.add(
+            "--ref-load", reference, "holds no model and no checkpoint, and the KL term needs a reference",
+            "leave it out for --hf-checkpoint, or a folder in Hugging Face format or a checkpoint of a run works",
+        )  # fmt: skip
     checkpoint, total = find_checkpoint(load), settings.rollout.num_rollout
     if checkpoint is not None:
         comparison = compare(checkpoint.about, settings)

@@ -70,6 +70,14 @@ def steps_to_run(settings: Settings, checkpoint: Checkpoint | None, total: int) 
     return range(checkpoint.step if checkpoint else start, total if last is None else min(total, last + 1))
 
 
+def reference_folder(settings: Settings) -> str | None:
+    """Where the weights of the reference policy are: a checkpoint or a folder in Hugging Face format; None: none is used."""
+    if not settings.uses_reference:
+        return None
+    checkpoint = find_checkpoint(settings.checkpoint.ref_load)
+    return checkpoint.folder if checkpoint else settings.checkpoint.ref_load or settings.model.hf_checkpoint
+
+
 def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder:
     """The run's folder. A resumed run goes on in the one that its checkpoint lies in, unless it has a name of its own."""
     home = Path(checkpoint.folder).parent.parent if checkpoint else None
@@ -114,7 +122,14 @@ async def _run(
 ) -> None:
     checkpoints = _checkpoint_folder(settings, home)
     watch = Watch(observer, settings)
-    actors = RunActors(settings, home=home, steps=steps, total_steps=total, begins=begins)
+    actors = RunActors(
+        settings,
+        home=home,
+        steps=steps,
+        total_steps=total,
+        begins=begins,
+        reference=reference_folder(settings),
+    )
     trains_nothing = settings.debug.debug_rollout_only
     schedule = Schedule(
         start=steps.start,

@@ -55,7 +55,8 @@ def _check_schedule(settings: Settings, problems: Problems) -> None:
         problems.warn(
             f"--staleness-policy {rollout.staleness_policy} has nothing to keep without --max-weight-staleness"
         )
-    if n == 1 and settings.train.advantage_estimator == "grpo" and settings.train.rewards_normalization:
+    relative = settings.train.advantage_estimator != "reinforce_plus_plus" and settings.train.loss_type == "policy_loss"
+    if n == 1 and relative and settings.train.rewards_normalization:
         problems.warn("--n-samples-per-prompt 1: a sample alone in its group has advantage 0, so nothing is learned")
     if settings.sampling.rollout_max_response_len is None and settings.sampling.rollout_max_context_len is None:
         problems.add("--rollout-max-response-len", None, "nothing bounds a response", "for example 1024 works")
@@ -110,6 +111,7 @@ def _check_hooks(settings: Settings, problems: Problems) -> None:
         "--dynamic-sampling-filter-path": rollout.dynamic_sampling_filter_path,
         "--rollout-sample-filter-path": rollout.rollout_sample_filter_path,
         "--custom-async-data-buffer-path": rollout.custom_async_data_buffer_path,
+        "--custom-convert-samples-to-train-data-path": settings.reward.custom_convert_samples_to_train_data_path,
     }
     if settings.mode == "function":
         paths["--rollout-function-path"] = rollout.rollout_function_path
