@@ -45,7 +45,9 @@ def run_on_the_virtual_clock(flags):
     """A whole run with its rewards in place, on two engines; what was given back to its source is drawn first."""
     own_reward = "" if "--custom-rm-path" in flags else " --rm-type deterministic_random"
     program = "train" if "--rollout-function-path" in flags else "train_async"
-    sim = simulation(BASE + flags + own_reward, FakeEngine(length=LONG_TAIL), FakeEngine(length=LONG_TAIL), program=program)
+    sim = simulation(
+        BASE + flags + own_reward, FakeEngine(length=LONG_TAIL), FakeEngine(length=LONG_TAIL), program=program
+    )
     args = sim.settings.namespace()
     sim.trainer.reward_key = args.reward_key
     sim.scoring = Rewards(args, DirectScorer())
@@ -62,7 +64,9 @@ RUNNERS = {}
 
 
 def functions_of(source):
-    return {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {
+        node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 @pytest.fixture
