@@ -61,8 +61,8 @@ def test_transfer_that_is_asked_for_is_taken():
     assert weights_kind(engine, backend_of(engine)) == "disk"
 
 
-@pytest.mark.parametrize("mode", ["broadcast", "p2p"])
-def test_transfer_over_a_network_is_replaced_by_the_best_way_and_says_so(mode):
+def test_a_transfer_that_a_backend_lacks_is_replaced_by_its_best_way_and_says_so():
+    mode = "p2p"
     engine = settings_of(f"--rollout-backend local --update-weight-transfer-mode {mode}").engine
     assert weights_kind(engine, backend_of(engine)) == "shm"
     said = problems_of(f"--rollout-backend local --update-weight-transfer-mode {mode}")
