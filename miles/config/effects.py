@@ -26,6 +26,19 @@ NEEDS = {
     "eval_top_p": "eval_interval",
     "eval_top_k": "eval_interval",
     "eval_max_response_len": "eval_interval",
+    "tb_project_name": "use_tensorboard",
+    "tb_experiment_name": "use_tensorboard",
+    "wandb_mode": "use_wandb",
+    "wandb_dir": "use_wandb",
+    "wandb_key": "use_wandb",
+    "wandb_host": "use_wandb",
+    "wandb_team": "use_wandb",
+    "wandb_group": "use_wandb",
+    "wandb_project": "use_wandb",
+    "wandb_run_id": "use_wandb",
+    "wandb_random_suffix": "use_wandb",
+    "wandb_always_use_train_step": "use_wandb",
+    "trackio_project": "use_trackio",
 }
 """Settings that say nothing without another one."""
 UNLESS = {"num_epoch": "num_rollout", "micro_batch_size": "max_tokens_per_gpu"}

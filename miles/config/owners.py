@@ -257,4 +257,27 @@ class RunSettings:
         None, "YAML file, or base64: and its text: settings that win over flags, and attributes for hooks"
     )
     use_tensorboard: bool = flag(False, "write tensorboard events into the run folder")
+    tb_project_name: str | None = flag(None, "folder of these events below tensorboard/ in the run folder")
+    tb_experiment_name: str | None = flag(None, "folder below that one")
+    use_wandb: bool = flag(False, "log to Weights & Biases")
+    wandb_mode: str | None = flag(
+        None,
+        "offline: files only, no network; unset: WANDB_MODE, else online",
+        choices=("online", "offline", "disabled"),
+    )
+    wandb_dir: str | None = flag(None, "folder of wandb's files; unset: the run folder")
+    wandb_key: str | None = flag(
+        None, "key of the account; WANDB_API_KEY does the same and shows in no list of processes", secret=True
+    )
+    wandb_host: str | None = flag(None, "address of a wandb server of your own")
+    wandb_team: str | None = flag(None, "team, or user, that the run belongs to")
+    wandb_group: str | None = flag(None, "group and name of the run; unset: the name is the run folder's")
+    wandb_project: str | None = flag(None, "project of the run")
+    wandb_run_id: str | None = flag(None, "id of the run; unset: a random one, kept in the run folder")
+    wandb_random_suffix: bool = flag(
+        True, "leave the run's id out of group and name", name="--disable-wandb-random-suffix"
+    )
+    wandb_always_use_train_step: bool = flag(False, "evaluations are drawn over train/step, not eval/step")
+    use_trackio: bool = flag(False, "log to trackio, on this machine")
+    trackio_project: str = flag("miles", "project of the run there")
     shutdown_timeout_s: float = flag(30.0, "seconds that an ordered shutdown may take", positive=True)

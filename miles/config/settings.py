@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from miles.config import command_line, flags, known
@@ -243,11 +243,13 @@ class Settings:
         flat["async_unused_samples_handler"] = "retry" if self.retry_unused else "drop"
         return argparse.Namespace(**(flat | more))
 
+    def shown(self) -> dict[str, Any]:
+        """Everything, by owner, as files and trackers may hold it: secrets are masked."""
+        return {
+            name: {f.name: flags.shown(f, vars(part)[f.name]) for f in fields(part)}
+            for name, part in zip(self.owners(), self.parts(), strict=True)
+        } | {"given": sorted(self.given), "passthrough": self.passthrough, "attributes": self.attributes}
+
     def to_json(self) -> str:
         """What ``settings.json`` of a run folder holds."""
-        return json.dumps(
-            {n: asdict(getattr(self, n)) for n in self.owners()}
-            | {"given": sorted(self.given), "passthrough": self.passthrough, "attributes": self.attributes},
-            indent=2,
-            default=str,
-        )
+        return json.dumps(self.shown(), indent=2, default=str)

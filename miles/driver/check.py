@@ -9,6 +9,7 @@ from pathlib import Path
 import miles.config.effects
 import miles.data.check
 import miles.engine.check
+import miles.observe.check
 import miles.rollout.check
 import miles.rollout.rm_hub.check
 import miles.train.check
@@ -23,6 +24,7 @@ ROOMS = (
     miles.rollout.rm_hub.check,
     miles.engine.check,
     miles.train.check,
+    miles.observe.check,
 )
 
 

@@ -18,7 +18,7 @@ from miles.errors import SettingsError, raising_first_cause
 from miles.observe.live import LiveView
 from miles.observe.observer import Observer
 from miles.observe.run_folder import RunFolder
-from miles.observe.trackers import TensorBoard, Tracker
+from miles.observe.trackers import trackers_of
 
 STATUS_INTERVAL_S = 0.5
 
@@ -33,10 +33,11 @@ def run(settings: Settings) -> int:
             [f"--num-rollout {total}: the checkpoint has trained {start} steps already; {start + 1} works"]
         )
     folder = _open_folder(settings, checkpoint)
-    trackers: list[Tracker] = [TensorBoard(folder.path / "tensorboard")] if settings.run.use_tensorboard else []
     with LiveView(folder.name, total, start_step=start) as view:
-        observer = Observer(folder, view, trackers)
+        observer = Observer(folder, view)
         observer.started(settings.to_json())
+        for name, opened in trackers_of(settings, folder.path, start).items():
+            observer.attach(name, opened)
         cause: str | None = "stopped"
         try:
             with ray_session():
