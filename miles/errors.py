@@ -2,6 +2,7 @@
 
 MilesError
 ├── SettingsError            the settings can't work; carries every problem, not the first one
+│   └── UnknownReward        a sample wants a reward type that doesn't exist
 ├── DataError                a row of a data file can't be used; names file and line
 ├── HookError                a user's function failed; names the hook and the sample
 ├── EngineError              an inference request failed
@@ -38,6 +39,10 @@ class SettingsError(MilesError):
 
     def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
         return type(self), (self.problems,)
+
+
+class UnknownReward(SettingsError, NotImplementedError):
+    """A reward type that doesn't exist; hooks that call `async_rm` know it as NotImplementedError."""
 
 
 class DataError(MilesError):

@@ -67,6 +67,21 @@ def hook_failed(path: str, function: Callable[..., Any], error: Exception, on: s
     return HookError(f"{path} failed on {on}: {_where(error, function)}")
 
 
+def metrics_of(path: str, given: Any, prefix: str) -> dict[str, float]:
+    """A hook's metrics as numbers by full name: a name without a slash gets ``prefix``. None: none.
+
+    Raises HookError for what is no mapping of names to numbers.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise HookError(f"{path} gave {given!r:.100}; a dict of metric names and numbers works")
+    wrong = [name for name, value in given.items() if not isinstance(name, str) or not hasattr(value, "__float__")]
+    if wrong:
+        raise HookError(f"{path} gave {given[wrong[0]]!r:.100} for {wrong[0]!r}; a number works")
+    return {name if "/" in name else prefix + name: float(value) for name, value in given.items()}
+
+
 def _where(error: Exception, function: Callable[..., Any] | None = None) -> str:
     """The exception and the innermost line of the hook's own file (of any file, if none is known) that it passed."""
     frames = traceback.extract_tb(error.__traceback__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, NamedTuple
@@ -331,11 +331,15 @@ class FinishedGroup:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one training step takes: ``groups`` in issue order, trained at weight ``version``."""
+    """What one training step takes: ``groups`` in issue order, trained at weight ``version``.
+
+    ``metrics`` are those that hooks report beside it.
+    """
 
     step: int
     version: int
     groups: tuple[FinishedGroup, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What the documentation says is what there is: its commands, flags, defaults, metrics, names, paths and snippets."""
 
+import argparse
 import ast
 import importlib
 import json
@@ -27,6 +28,7 @@ from miles.driver.check import check as check_rooms
 from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.observe.run_folder import EVAL_STEP, RunFolder
 from miles.observe.snapshot import HeldBy, Snapshot, TrainerState, who_waits
+from miles.rollout.generate_hub import agentic_tool_call, multi_turn
 from miles.train import losses
 from miles.types import PrefixCacheInfo, Sample, VersionSpan
 from tests.markdown import Block, anchors_of, blocks_of, commands_of, prose_of, spans_of, tables_of, tree_of
@@ -42,6 +44,10 @@ KNOWN = {row.flag for row in Settings.known_rows()}
 """Flags of launch scripts that are no settings of ours: the page that lists them may name them, and no other."""
 REFERENCE = ROOT / "docs" / "reference" / "cli.md"
 MILES_OPTIONS = {"--help", "--sync", "--explain", "--no-", "--sglang-", "--eval-sglang-", "--router-"}
+BROUGHT = argparse.ArgumentParser(add_help=False)
+for function in (multi_turn.generate, agentic_tool_call.generate):
+    function.add_arguments(BROUGHT)
+"""What the shipped generate functions add to the command line."""
 FOREIGN = {
     "pip": {"-e", "--no-deps"},
     "source": set(),
@@ -197,7 +203,7 @@ def test_flags_exist(doc):
     """In inline code each is judged by the command that it stands after; anywhere else it is one of ours."""
     for span in spans_of(doc):
         words = span.split()
-        allowed = FOREIGN.get(words[0], set(FLAGS) | MILES_OPTIONS | (KNOWN if doc == REFERENCE else set()))
+        allowed = FOREIGN.get(words[0], {*FLAGS, *BROUGHT._option_string_actions} | MILES_OPTIONS | (KNOWN if doc == REFERENCE else set()))
         unknown = {w.split("=")[0] for w in words if re.match(r"--\w", w)} - allowed
         assert not unknown, f"{span}: {unknown}"
     drawn = [b.body for b in blocks_of(doc) if b.language not in ("bash", "text")]

@@ -27,12 +27,12 @@ from miles.engine.launch import model_context
 from miles.errors import SettingsError
 from miles.observe.metrics import eval_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
-from miles.rollout.assembly import assemble, make_client
+from miles.rollout.assembly import assemble
 from miles.rollout.conversion import to_train_data
+from miles.rollout.core import make_client, make_scorer
 from miles.rollout.data_source import eval_sets, make_data_source, resume, saved_state, skipped_rows
 from miles.rollout.feed import WorkerFeed
 from miles.rollout.post_process import post_process
-from miles.rollout.rm_hub.pool import ProcessScorer
 from miles.rollout.rm_hub.rewards import Rewards
 from miles.types import Weights
 from miles.weights.publish import Publisher
@@ -133,8 +133,7 @@ class RolloutSide:
         evaluation = eval_sets(settings)
         for eval_set in evaluation:
             self._tell_skipped(f"--eval-prompt-data {eval_set.name}", len(eval_set.skipped), *eval_set.skipped[:1])
-        scorer = ProcessScorer(processes=settings.reward.reward_processes, timeout_s=settings.reward.reward_timeout_s)
-        self._rewards = Rewards(args, scorer)
+        self._rewards = Rewards(args, make_scorer(settings))
         self._publisher = Publisher(
             client,
             pause_mode=settings.engine.pause_generation_mode,
@@ -178,7 +177,8 @@ class RolloutSide:
             reward_key=settings.reward.reward_key,
             max_response_len=settings.sampling.rollout_max_response_len,
         )
-        return to_train_data(groups, settings.reward.reward_key, rewards), metrics | self._counters()
+        told = {**batch.metrics, **metrics, **self._counters()}
+        return to_train_data(groups, settings.reward.reward_key, rewards), told
 
     def _counters(self) -> dict[str, float]:
         """Depths as they are now; what was lost since the last batch."""

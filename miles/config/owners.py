@@ -104,6 +104,12 @@ class RolloutSettings:
     rollout_sample_timeout_s: float = flag(3600.0, "seconds a sample may take, tools included", positive=True)
     custom_generate_function_path: str | None = flag(None, "module.name of a generate function")
     dynamic_sampling_filter_path: str | None = flag(None, "module.name of a filter that rejects finished groups")
+    rollout_sample_filter_path: str | None = flag(
+        None, "module.name of a function that marks samples of a batch whose tokens are not trained"
+    )
+    custom_async_data_buffer_path: str | None = flag(
+        None, "module.name of a DataBuffer class that finished groups of a fully-async run wait in"
+    )
 
 
 @dataclass(frozen=True)

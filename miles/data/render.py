@@ -22,6 +22,10 @@ def load_tokenizer(settings: Settings) -> Any:
     return tokenizer
 
 
+TURN = "assistant-turn-7f3a"
+"""Stands for an assistant's words where only what the template writes after them is wanted."""
+
+
 class PromptEncoder:
     """Encodes prompts with a ``transformers`` tokenizer.
 
@@ -70,6 +74,23 @@ class PromptEncoder:
             **self._template_kwargs | {"tokenize": False},
         )
         return str(text)
+
+    def encode_after_turn(
+        self, messages: Sequence[Message], last_ids: Sequence[int], tools: Sequence[Any] | None = None
+    ) -> list[int]:
+        """What the template writes between an assistant's turn, whose ids end in ``last_ids``, and its next one.
+
+        That is the end of the turn, left out where it was sampled, then ``messages`` and the head of the next turn, all
+        rendered at once. What stands before the turn isn't looked at. Raises SettingsError for a template without turns.
+        """
+        turn = [{"role": "user", "content": "user"}, {"role": "assistant", "content": TURN}]
+        _, found, after = self.render([*turn, *messages], tools).rpartition(TURN)
+        if not found:
+            raise SettingsError(
+                ["the chat template leaves the words of an assistant's turn out: it can't go on from one"]
+            )
+        ids = self._encode_text(after)
+        return ids[1:] if ids[:1] == list(last_ids[-1:]) else ids
 
     def _encode_text(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

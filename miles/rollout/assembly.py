@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from miles.config import Settings
 from miles.engine.client import EngineClient
-from miles.engine.router import RoutingTable
-from miles.engine.wire import Transport
 from miles.hooks import load_function
 from miles.rollout.admission import Bounds
-from miles.rollout.base_types import GenerateFnInput, GenerateFnOutput
+from miles.rollout.buffer_hook import HookedBuffer, HookedFeed
+from miles.rollout.core import Core, Encode, adopt, running_loop
 from miles.rollout.data_buffer import DataBuffer
 from miles.rollout.data_source import NumberedSource
 from miles.rollout.evaluation import EvalSet, Evaluator
 from miles.rollout.feed import Feed, WorkerFeed
 from miles.rollout.filter_hub.base_types import call_dynamic_filter
+from miles.rollout.filter_hub.sample_filter import make_sample_filter
 from miles.rollout.function_feed import FunctionFeed
-from miles.rollout.generate_hub import single_turn
-from miles.rollout.generation import Encode, Generate, GenerateState, adapt_generate
+from miles.rollout.generation import GenerateState
 from miles.rollout.ledger import Ledger
 from miles.rollout.rollouts import Rollouts, WeightPublisher
 from miles.rollout.scoring import Scoring
@@ -45,11 +43,6 @@ def bounds_of(settings: Settings, steps: int | None) -> Bounds:
     )
 
 
-def make_client(settings: Settings, transport: Transport) -> EngineClient:
-    """A client with an empty routing table."""
-    return EngineClient(RoutingTable(engine_wait_s=settings.engine.engine_wait_s), transport)
-
-
 def make_worker_feed(
     settings: Settings,
     *,
@@ -65,10 +58,12 @@ def make_worker_feed(
     filter_function = load_function(rollout.dynamic_sampling_filter_path)
     bounds = bounds_of(settings, steps)
     buffer = DataBuffer()
+    path = rollout.custom_async_data_buffer_path
+    hook = HookedBuffer(path, state.args, ledger, buffer) if path else None
     worker = RolloutWorker(
         source=NumberedSource(source, settings.data.data_source_path, rollout.n_samples_per_prompt),
         state=state,
-        generate=make_generate(settings),
+        generate=state.generate_function,
         scoring=scoring,
         bounds=bounds,
         attempts=Attempts(
@@ -80,29 +75,16 @@ def make_worker_feed(
         ),
         versions=versions,
         ledger=ledger,
-        buffer=buffer,
+        buffer=buffer if hook is None else hook,
         sampling_params=settings.sampling_params(),
         rollout_seed=settings.data.rollout_seed,
         group_rm=settings.reward.group_rm,
         frees_by_sample=rollout.rollout_submission_granularity == "sample",
         keep=(lambda group: call_dynamic_filter(filter_function, state.args, group)) if filter_function else None,
     )
-    return WorkerFeed(worker, buffer, ledger, versions, bounds=bounds, retry_unused=settings.retry_unused)
-
-
-def make_generate(settings: Settings) -> Generate:
-    """The sample's own generate function, else the run's, else the single-turn one."""
-    run_path = settings.rollout.custom_generate_function_path
-
-    @cache
-    def of(path: str | None) -> Generate:
-        return adapt_generate(load_function(path), path) if path else single_turn.generate
-
-    async def generate(given: GenerateFnInput) -> GenerateFnOutput:
-        return await of(given.sample.generate_function_path or run_path)(given)
-
-    of(run_path)
-    return generate
+    parts: Any = (worker, buffer, ledger, versions)
+    rules: Any = {"bounds": bounds, "retry_unused": settings.retry_unused}
+    return WorkerFeed(*parts, **rules) if hook is None else HookedFeed(hook, *parts, **rules)
 
 
 def assemble(
@@ -121,11 +103,13 @@ def assemble(
     """The rollout side of a run that trains ``steps``; ``args`` are added to the namespace that hooks get."""
     versions = Versions()
     ledger = Ledger(window=LENGTH_BIAS_BATCHES * (settings.rollout.rollout_batch_size or 1))
-    state = GenerateState(settings.namespace(**args), client, versions, encode, tokenizer)
+    core = Core(client, versions, encode, tokenizer, scoring, running_loop())
+    adopt(core)
+    state = GenerateState(settings.namespace(**args), core)
     evaluator = Evaluator(
         sets=eval_sets,
         state=state,
-        generate=make_generate(settings),
+        generate=state.generate_function,
         scoring=scoring,
         sampling_params=settings.eval_sampling_params(),
         seed=settings.data.rollout_seed,
@@ -159,5 +143,11 @@ def assemble(
             steps=len(steps),
         )
     return Rollouts(
-        feed=feed, client=client, publisher=publisher, evaluator=evaluator, ledger=ledger, versions=versions
+        feed=feed,
+        client=client,
+        publisher=publisher,
+        evaluator=evaluator,
+        ledger=ledger,
+        versions=versions,
+        sample_filter=make_sample_filter(settings.rollout.rollout_sample_filter_path, state.args),
     )

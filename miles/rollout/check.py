@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from miles.config import Problems, Settings
 from miles.config.settings import FIRST_ERA_PATHS
 from miles.errors import HookError
@@ -87,6 +89,11 @@ def _check_mode(settings: Settings, problems: Problems) -> None:
         )  # fmt: skip
     if rollout.staleness_policy != "evict":
         problems.add("--staleness-policy", rollout.staleness_policy, "is not here yet", "evict works")
+    if settings.reward.group_rm and settings.eval.eval_interval is not None:
+        problems.add(
+            "--group-rm", "", "evaluation samples are scored one by one, and this reward expects whole groups",
+            "leave --eval-interval out, or score samples alone",
+        )  # fmt: skip
     if rollout.rollout_partial_groups and settings.reward.group_rm:
         problems.add("--rollout-partial-groups", "", "--group-rm scores whole groups", "leave one of the two out")
 
@@ -96,11 +103,31 @@ def _check_hooks(settings: Settings, problems: Problems) -> None:
     paths = {
         "--custom-generate-function-path": rollout.custom_generate_function_path,
         "--dynamic-sampling-filter-path": rollout.dynamic_sampling_filter_path,
+        "--rollout-sample-filter-path": rollout.rollout_sample_filter_path,
+        "--custom-async-data-buffer-path": rollout.custom_async_data_buffer_path,
     }
     if settings.mode == "function":
         paths["--rollout-function-path"] = rollout.rollout_function_path
     for flag, path in paths.items():
         try:
-            load_function(path)
+            function = load_function(path)
         except HookError as error:
             problems.add(flag, path, str(error), "give a path that can be imported here")
+            continue
+        if flag == "--custom-async-data-buffer-path" and path:
+            _check_data_buffer(settings, function, problems)
+        if hasattr(function, "check"):
+            function.check(settings, problems)
+
+
+def _check_data_buffer(settings: Settings, made: Any, problems: Problems) -> None:
+    flag, path = "--custom-async-data-buffer-path", settings.rollout.custom_async_data_buffer_path
+    lacking = [name for name in ("put", "get", "get_metrics") if not hasattr(made, name)]
+    if lacking:
+        problems.add(
+            flag, path, f"has no {' and no '.join(lacking)}",
+            "a subclass of miles.rollout.fully_async_data_buffer.DataBuffer works",
+        )  # fmt: skip
+    if not settings.fully_async:
+        why = f"only finished groups of a fully-async run wait in a buffer; this run is {settings.mode}"
+        problems.add(flag, path, why, "with --fully-async it works")

@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 from miles.errors import BufferClosed, MilesError
 from miles.loops import Changes
-from miles.types import FinishedGroup
+from miles.rollout.ledger import OpenGroup
+from miles.rollout.staleness import finished_group
+from miles.types import FinishedGroup, Group
 
 _Entry = tuple[float, float, int, FinishedGroup]
 
@@ -35,6 +37,10 @@ class DataBuffer:
         newest = -1 if group.newest_version is None else group.newest_version
         heapq.heappush(self._heap, (oldest, newest, group.issue_id, group))
         self.changes.notify()
+
+    async def accept(self, group: OpenGroup, samples: Group) -> None:
+        """Puts a finished group of the worker's. Never waits."""
+        self.put(finished_group(group.issue_id, samples))
 
     def remove_if(self, condition: Callable[[FinishedGroup], bool]) -> list[FinishedGroup]:
         """Takes every group out for which ``condition`` holds, oldest first."""

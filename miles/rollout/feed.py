@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from miles.loops import Changes
@@ -32,6 +33,10 @@ class Feed(Protocol):
     def status(self) -> dict[str, Any]: ...
 
     def open_prompts(self) -> list[list[Sample]]: ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """What a hook reports beside the batch that was taken last."""
+        ...
 
 
 class WorkerFeed:
@@ -97,9 +102,13 @@ class WorkerFeed:
 
     def _evict_stale(self) -> None:
         for group in self._buffer.remove_if(lambda g: is_stale(g, self._versions.current, self._bounds.staleness)):
-            if not (self._retry_unused and self._worker.issue_again(group.issue_id)):
-                self._ledger.give_up(group.issue_id, "stale")
-                self.changes.notify()
+            self.discard(group.issue_id, "stale")
+
+    def discard(self, issue_id: int, reason: str) -> None:
+        """A finished group that will not be trained: issued again where the settings say so and attempts are left."""
+        if not (self._retry_unused and self._worker.issue_again(issue_id)):
+            self._ledger.give_up(issue_id, reason)
+            self.changes.notify()
 
     def pause_starts(self) -> None:
         self._worker.pause_starts()
@@ -118,3 +127,6 @@ class WorkerFeed:
 
     def open_prompts(self) -> list[list[Sample]]:
         return self._ledger.open_prompts()
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}

@@ -21,30 +21,33 @@ import orjson
 
 from miles import loops
 from miles.config import Settings
-from miles.data.render import PromptEncoder, load_tokenizer
 from miles.engine.client import version_of
-from miles.engine.http import HttpTransport
 from miles.errors import WorkerDied, raising_first_cause
-from miles.rollout.assembly import make_client, make_worker_feed
+from miles.rollout.assembly import make_worker_feed
 from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnTrainInput, RolloutFnTrainOutput
+from miles.rollout.core import make_scorer, standalone
 from miles.rollout.feed import WorkerFeed
+from miles.rollout.fully_async_data_buffer import group_oldest_weight_version
 from miles.rollout.generation import GenerateState
 from miles.rollout.ledger import Ledger
-from miles.rollout.rm_hub.pool import ProcessScorer
 from miles.rollout.rm_hub.rewards import Rewards
 from miles.rollout.staleness import Versions
-from miles.types import Group, iter_samples
+from miles.types import Group
+
+__all__ = [
+    "AsyncRolloutWorker",
+    "FullyAsyncRolloutFn",
+    "adopt_feed",
+    "generate_rollout_fully_async",
+    "get_global_worker",
+    "group_oldest_weight_version",
+    "stop_global_worker",
+]
 
 VERSION_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 10.0
 UNKNOWN_VERSION = 1
 """What counts as the version while the router names none: the one that any generation starts with."""
-
-
-def group_oldest_weight_version(group: Group) -> int | None:
-    """The oldest weight version in a group; None where no sample tells one."""
-    versions = [s.oldest_weight_version for s in iter_samples(group)]
-    return min((v for v in versions if v is not None), default=None)
 
 
 class _CachedWeightVersion:
@@ -88,19 +91,14 @@ class AsyncRolloutWorker:
         settings = Settings.from_namespace(self.args)
         own = replace(settings.rollout, fully_async=True, rollout_function_path=None)
         settings = replace(settings, rollout=own)
-        tokenizer = load_tokenizer(settings)
-        encoder = PromptEncoder.from_settings(settings, tokenizer)
-        self._client = make_client(settings, HttpTransport())
-        self._client.table.add_fixed(f"http://{self.args.sglang_router_ip}:{self.args.sglang_router_port}")
-        reward = settings.reward
-        self._rewards = Rewards(
-            self.args, ProcessScorer(processes=reward.reward_processes, timeout_s=reward.reward_timeout_s)
-        )
+        self._rewards = Rewards(self.args, make_scorer(settings))
         versions = Versions()
+        core = standalone(self.args, self._rewards, versions, loops.loop())
+        self._client = core.client
         return make_worker_feed(
             settings,
             source=source,
-            state=GenerateState(self.args, self._client, versions, encoder.encode, tokenizer),
+            state=GenerateState(self.args, core),
             scoring=self._rewards,
             ledger=Ledger(window=1024),
             versions=versions,

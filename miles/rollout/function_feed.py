@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from miles.errors import HookError
-from miles.hooks import hook_failed
+from miles.hooks import hook_failed, metrics_of
 from miles.loops import Changes
 from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnTrainInput, RolloutFnTrainOutput
 from miles.rollout.ledger import Ledger
@@ -61,7 +61,8 @@ class FunctionFeed:
         self._total_steps = total_steps
         self._function, self._arguments = self._bind(function, args)
         self._calls: asyncio.TaskGroup | None = None
-        self._next: tuple[int, asyncio.Task[list[Group]]] | None = None
+        self._next: tuple[int, asyncio.Task[tuple[list[Group], dict[str, float]]]] | None = None
+        self._metrics: dict[str, float] = {}
 
     def _bind(
         self, function: Any, args: Namespace
@@ -83,7 +84,7 @@ class FunctionFeed:
         if self._next is None or self._next[0] != step:
             self._start(step, self._versions.current)
         assert self._next is not None
-        groups = await asyncio.shield(self._next[1])
+        groups, self._metrics = await asyncio.shield(self._next[1])
         self._next = None
         self._source.drawn.clear()
         finished = [self._finished(group) for group in groups]
@@ -96,7 +97,7 @@ class FunctionFeed:
         call = self._call(RolloutFnTrainInput(step, version))
         self._next = (step, self._calls.create_task(call, name=f"rollout-function-{step}"))
 
-    async def _call(self, given: RolloutFnTrainInput) -> list[Group]:
+    async def _call(self, given: RolloutFnTrainInput) -> tuple[list[Group], dict[str, float]]:
         try:
             if inspect.iscoroutinefunction(self._function):
                 result = await self._function(*self._arguments(given))
@@ -105,9 +106,9 @@ class FunctionFeed:
                 result = await result if inspect.isawaitable(result) else result
         except Exception as error:  # the boundary to user code: whatever it raises is the hook's failure
             raise hook_failed(self._path, self._function, error, f"step {given.rollout_id}") from error
-        groups = result.samples if isinstance(result, RolloutFnTrainOutput) else result
-        self._check(groups, given.rollout_id)
-        return groups
+        output = result if isinstance(result, RolloutFnTrainOutput) else RolloutFnTrainOutput(result)
+        self._check(output.samples, given.rollout_id)
+        return output.samples, metrics_of(self._path, output.metrics, "rollout/")
 
     def _check(self, groups: Any, step: int) -> None:
         whole = isinstance(groups, list) and all(isinstance(g, list) and g for g in groups)
@@ -137,3 +138,7 @@ class FunctionFeed:
     def open_prompts(self) -> list[list[Sample]]:
         """What is being trained, and what the call ahead has drawn."""
         return [*self._ledger.open_prompts(), *self._source.drawn]
+
+    def metrics(self) -> dict[str, float]:
+        """What the function returned beside the batch that was taken last."""
+        return self._metrics

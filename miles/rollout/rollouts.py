@@ -15,6 +15,7 @@ from miles.engine.client import EngineClient
 from miles.errors import raising_first_cause
 from miles.rollout.evaluation import Evaluator
 from miles.rollout.feed import Feed
+from miles.rollout.filter_hub.sample_filter import SampleFilter
 from miles.rollout.ledger import Ledger
 from miles.rollout.staleness import Versions
 from miles.types import Batch, Group, Sample, Weights
@@ -42,6 +43,7 @@ class Rollouts:
         evaluator: Evaluator,
         ledger: Ledger,
         versions: Versions,
+        sample_filter: SampleFilter | None = None,
     ) -> None:
         self.client = client
         self.feed = feed
@@ -49,6 +51,7 @@ class Rollouts:
         self._evaluator = evaluator
         self._ledger = ledger
         self._versions = versions
+        self._sample_filter = sample_filter
         self._closing = asyncio.Event()
 
     @property
@@ -77,7 +80,9 @@ class Rollouts:
     async def take_batch(self, step: int) -> Batch:
         """Waits for the groups of the step that starts now, oldest first. Raises what stopped generation."""
         groups = await self.feed.take(step)
-        return Batch(step, self.version, tuple(groups))
+        if self._sample_filter is not None:
+            self._sample_filter(groups)
+        return Batch(step, self.version, tuple(groups), self.feed.metrics())
 
     def commit(self) -> int:
         """The optimizer step of the batch last taken has ended. Returns how many groups were trained."""

@@ -12,7 +12,7 @@ the reason, and too many given-up groups in a row stop the worker with the first
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,14 +31,15 @@ from miles.loops import Changes
 from miles.rollout import admission
 from miles.rollout.admission import Bounds, Load, Verdict
 from miles.rollout.base_types import GenerateFnInput
-from miles.rollout.data_buffer import DataBuffer
 from miles.rollout.filter_hub.base_types import DynamicFilterOutput
-from miles.rollout.generation import Generate, GenerateState, sampling_seed
+from miles.rollout.generation import Generate, GenerateState, sampling_seed, stamp
 from miles.rollout.ledger import Ledger, OpenGroup
 from miles.rollout.scoring import Scoring
-from miles.rollout.staleness import Versions, finished_group
+from miles.rollout.staleness import Versions
 from miles.types import Group, Sample, iter_samples
 
+REJECTED_IN_ROW = 1000
+"""A filter that rejects so many groups one after the other would reject for ever: it stops the run."""
 UNFINISHED = (Sample.Status.ABORTED, Sample.Status.FAILED)
 
 
@@ -46,6 +47,16 @@ class Source(Protocol):
     """Where prompts come from: the contract's DataSource."""
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]: ...
+
+
+class Buffer(Protocol):
+    """Where finished groups go: `data_buffer.DataBuffer`, or a user's behind `buffer_hook.HookedBuffer`."""
+
+    changes: Changes
+
+    async def accept(self, group: OpenGroup, samples: Group) -> None: ...
+
+    def close(self, cause: BaseException | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class RolloutWorker:
         attempts: Attempts,
         versions: Versions,
         ledger: Ledger,
-        buffer: DataBuffer,
+        buffer: Buffer,
         sampling_params: dict[str, Any],
         rollout_seed: int,
         group_rm: bool = False,
@@ -108,6 +119,7 @@ class RolloutWorker:
         self._generating = 0
         self._failures_in_row = 0
         self._first_failure: BaseException | None = None
+        self._rejected_in_row: Counter[str] = Counter()
         self._paused = False
         self._changes: Changes = buffer.changes
 
@@ -196,18 +208,25 @@ class RolloutWorker:
         finally:
             slots.free_all()
         self._failures_in_row = 0
-        self._accept(group, samples)
-
-    def _accept(self, group: OpenGroup, samples: list[Any]) -> None:
         self._ledger.finish(group, samples)
-        if self._keep is not None:
-            verdict = self._keep(samples)
-            if not verdict.keep:
-                reason = f"filtered_{verdict.reason}" if verdict.reason else "filtered"
-                self._ledger.give_up(group.issue_id, reason)
-                self._changes.notify()
-                return
-        self._buffer.put(finished_group(group.issue_id, samples))
+        if self._keep is None or self._is_kept(group, self._keep(samples)):
+            await self._buffer.accept(group, samples)
+
+    def _is_kept(self, group: OpenGroup, verdict: DynamicFilterOutput) -> bool:
+        """Gives a group up that the dynamic filter rejects. Raises `TooManyFailures` where it rejects all there is."""
+        if verdict.keep:
+            self._rejected_in_row.clear()
+            return True
+        reason = f"filtered_{verdict.reason}" if verdict.reason else "filtered"
+        self._rejected_in_row[reason] += 1
+        self._ledger.give_up(group.issue_id, reason)
+        self._changes.notify()
+        if self._rejected_in_row.total() >= REJECTED_IN_ROW:
+            reasons = ", ".join(f"{name} {count}" for name, count in self._rejected_in_row.most_common())
+            raise TooManyFailures(
+                f"--dynamic-sampling-filter-path rejected {REJECTED_IN_ROW} groups in a row ({reasons}): no batch would fill"
+            )
+        return False
 
     def _give_up(self, group: OpenGroup, given_up: SampleGivenUp) -> None:
         self._ledger.give_up(group.issue_id, given_up.reason)
@@ -274,7 +293,7 @@ class RolloutWorker:
             else:
                 parts = result if isinstance(result, list) else [result]
                 for part in parts:
-                    _stamp(part, sample)
+                    stamp(part, sample)
                 if not any(s.status in UNFINISHED for s in parts):
                     return result
                 reason, cause = "aborted", None
@@ -326,10 +345,3 @@ class _Slots:
         if count:
             self._held -= count
             self._worker._hold(-count, 0 if self._held else -1)
-
-
-def _stamp(result: Sample, issued: Sample) -> None:
-    """Gives a sample that a hook built itself the identity and the submit version of the one that was issued."""
-    for name in ("group_index", "index", "submit_version"):
-        if getattr(result, name) is None:
-            setattr(result, name, getattr(issued, name))

@@ -15,10 +15,11 @@ from miles.config import Settings
 from miles.driver.ring import Ring, Schedule
 from miles.engine.fake import FakeEngine, FakeFleet
 from miles.errors import raising_first_cause
-from miles.rollout.assembly import assemble, make_client
+from miles.rollout.assembly import assemble
+from miles.rollout.core import Encode, make_client
 from miles.rollout.evaluation import EvalSet
 from miles.rollout.rollouts import Rollouts
-from miles.rollout.scoring import DirectScoring
+from miles.rollout.scoring import DirectScoring, Scoring
 from miles.sim.trainer import DirectRollouts, FakeTrainer
 from miles.types import Sample
 from miles.weights.publish import Publisher
@@ -67,13 +68,19 @@ class Record:
 
 @dataclass
 class Simulation:
-    """One run. `run` drives it to its end; the parts stay reachable for whoever looks into it."""
+    """One run. `run` drives it to its end; the parts stay reachable for whoever looks into it.
+
+    ``scoring`` comes in the place of ``reward`` and its ``answer_s`` seconds; ``encode`` makes prompts token ids.
+    """
 
     settings: Settings
     engines: dict[str, FakeEngine]
     trainer: FakeTrainer = field(default_factory=FakeTrainer)
     reward: Callable[[Sample], Any] = lambda sample: float(sample.response_length % 2)
     answer_s: float = 0.0
+    scoring: Scoring | None = None
+    tokenizer: Any = None
+    encode: Encode = lambda prompt, tools: [ord(c) for c in str(prompt)] or [0]  # noqa: E731
     eval_sets: Sequence[EvalSet] = ()
     source: Any = None
     record: Record = field(default_factory=Record)
@@ -118,8 +125,9 @@ class Simulation:
             source=self.source,
             client=client,
             publisher=self.publisher,
-            encode=lambda prompt, tools: [ord(c) for c in str(prompt)] or [0],
-            scoring=DirectScoring(self.reward, self.answer_s),
+            encode=self.encode,
+            scoring=self.scoring or DirectScoring(self.reward, self.answer_s),
+            tokenizer=self.tokenizer,
             eval_sets=self.eval_sets,
             steps=range(self.settings.rollout.num_rollout or 0),
         )

@@ -17,11 +17,12 @@ class FakeTrainer:
     step_s: float = 0.5
     token_s: float = 0.0
     write_s: float = 0.0
+    reward_key: str | None = None
     batches: list[Batch] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
 
     async def train(self, data: Batch, step: int) -> dict[str, float]:
-        tokens = sum(to_train_data(data.groups, None)["response_lengths"])
+        tokens = sum(to_train_data(data.groups, self.reward_key)["response_lengths"])
         await asyncio.sleep(self.step_s + self.token_s * tokens)
         self.batches.append(data)
         return {"train/tokens": float(tokens)}
@@ -54,7 +55,8 @@ class DirectRollouts:
     evaluations: list[dict[str, list[Group]]] = field(default_factory=list)
 
     async def take_batch(self, step: int) -> tuple[Batch, dict[str, float]]:
-        return await self.inner.take_batch(step), {}
+        batch = await self.inner.take_batch(step)
+        return batch, dict(batch.metrics)
 
     async def commit(self) -> None:
         self.inner.commit()

@@ -8,14 +8,24 @@ from miles.types import FINISH_STATUS, Sample
 
 async def generate(input: GenerateFnInput) -> GenerateFnOutput:
     """Samples the response of ``input.sample``. What is left of its response length, and of the context, bounds it."""
-    sample, state = input.sample, input.state
+    sample = input.sample
     if not sample.tokens:
-        sample.tokens = list(state.encode(sample.prompt, sample.metadata.get("tools")))
-    room = tokens_left(sample, input.sampling_params["max_new_tokens"], state.args.rollout_max_context_len)
+        sample.tokens = list(input.state.encode(sample.prompt, sample.metadata.get("tools")))
+    await sample_response(input)
+    return GenerateFnOutput(sample)
+
+
+async def sample_response(input: GenerateFnInput) -> None:
+    """One request: what is sampled after the sample's tokens is appended, its status says how it ended.
+
+    Without room for a token there is no request, and the sample is truncated.
+    """
+    sample, state = input.sample, input.state
+    room = tokens_left(sample, input.sampling_params.get("max_new_tokens"), state.args.rollout_max_context_len)
     if room is not None and room <= 0:
         sample.append_response([], [], [])
         sample.status = Sample.Status.TRUNCATED
-        return GenerateFnOutput(sample)
+        return
     params = dict(input.sampling_params)
     if room is not None:
         params["max_new_tokens"] = room
@@ -33,7 +43,6 @@ async def generate(input: GenerateFnInput) -> GenerateFnOutput:
     sample.status = FINISH_STATUS.get(generation.finish, Sample.Status.COMPLETED)
     if sample.status is Sample.Status.ABORTED and room is not None and len(generation.ids) >= room:
         sample.status = Sample.Status.TRUNCATED
-    return GenerateFnOutput(sample)
 
 
 def tokens_left(sample: Sample, max_new_tokens: int | None, max_context: int | None) -> int | None:

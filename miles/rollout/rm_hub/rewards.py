@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from miles.errors import HookError, MilesError, RewardFailed, SettingsError
+from miles.errors import HookError, MilesError, RewardFailed, SettingsError, UnknownReward
 from miles.hooks import hook_failed, load_function
 from miles.rollout.rm_hub.pool import ProcessScorer
 from miles.rollout.rm_hub.remote import RemoteRewards
@@ -36,8 +36,8 @@ def use_scorer(scorer: Scorer) -> None:
 async def async_rm(args: Namespace, sample: Sample, **kwargs: Any) -> Reward:
     """The reward of one sample.
 
-    Raises RewardFailed where there is no verdict, HookError where the custom function fails, SettingsError where the
-    sample wants a type that doesn't exist.
+    Raises RewardFailed where there is no verdict, HookError where the custom function fails, UnknownReward (a
+    NotImplementedError) where the sample wants a type that doesn't exist.
     """
     path = _custom_path(args, sample)
     if path:
@@ -112,7 +112,7 @@ def _rm_type(args: Namespace, sample: Sample) -> str:
     own = sample.reward_spec.rm_type if sample.reward_spec else None
     rm_type = own or sample.metadata.get("rm_type") or getattr(args, "rm_type", None)
     if not rm_type or not is_known(rm_type):
-        raise SettingsError(
+        raise UnknownReward(
             [f"sample {sample.index} wants reward type {rm_type!r}: there are {known_types()}, and --custom-rm-path"]
         )
     return str(rm_type)
