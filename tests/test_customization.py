@@ -6,8 +6,10 @@ have a runner of their own in ``RUNNERS``.
 """
 
 import ast
+import asyncio
 import re
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from miles.rollout.fully_async_data_buffer import DefaultDataBuffer
 from miles.rollout.rm_hub import Rewards
 from miles.rollout.rm_hub.scorer import DirectScorer
 from miles.sim import clock
+from tests.cluster.test_rollout_side import side_of
 from tests.markdown import blocks_of
 from tests.virtual import simulation
 
@@ -45,7 +48,9 @@ def run_on_the_virtual_clock(flags):
     """A whole run with its rewards in place, on two engines; what was given back to its source is drawn first."""
     own_reward = "" if "--custom-rm-path" in flags else " --rm-type deterministic_random"
     program = "train" if "--rollout-function-path" in flags else "train_async"
-    sim = simulation(BASE + flags + own_reward, FakeEngine(length=LONG_TAIL), FakeEngine(length=LONG_TAIL), program=program)
+    sim = simulation(
+        BASE + flags + own_reward, FakeEngine(length=LONG_TAIL), FakeEngine(length=LONG_TAIL), program=program
+    )
     args = sim.settings.namespace()
     sim.trainer.reward_key = args.reward_key
     sim.scoring = Rewards(args, DirectScorer())
@@ -57,17 +62,28 @@ def run_on_the_virtual_clock(flags):
     return sim
 
 
-RUNNERS = {}
+def log_of_a_rollout_side(flags):
+    """What the rollout actor makes of a batch, and of an evaluation, with the metrics that the function added."""
+    [path] = re.findall(r"log-function-path (\S+)", flags)
+    side = side_of("--reward-key", "score", *flags.split())
+    _, metrics = asyncio.run(side.take_batch(0))
+    evaluation = asyncio.run(side.evaluate(0))
+    assert metrics.get("ended/pending") == 2 or evaluation.get("eval/held_out-prompts_solved") == 1, path
+
+
+RUNNERS = {"log-function-path": log_of_a_rollout_side}
 """Flag to what runs an example that uses it, ``f(flags)``; by default `run_on_the_virtual_clock`."""
 
 
 def functions_of(source):
-    return {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {
+        node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 @pytest.fixture
 def called(tmp_path, monkeypatch):
-    """Names of the functions under ``tmp_path`` that were called in this thread."""
+    """Names of the functions under ``tmp_path`` that were called, in this thread or one that it started."""
     names = set()
 
     def watch(frame, event, argument):
@@ -77,7 +93,9 @@ def called(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     before, outer = set(sys.modules), sys.getprofile()
     sys.setprofile(watch)
+    threading.setprofile(watch)
     yield names
+    threading.setprofile(None)
     sys.setprofile(outer)
     for name in set(sys.modules) - before:
         if name.startswith("my_"):

@@ -203,7 +203,9 @@ def test_flags_exist(doc):
     """In inline code each is judged by the command that it stands after; anywhere else it is one of ours."""
     for span in spans_of(doc):
         words = span.split()
-        allowed = FOREIGN.get(words[0], {*FLAGS, *BROUGHT._option_string_actions} | MILES_OPTIONS | (KNOWN if doc == REFERENCE else set()))
+        allowed = FOREIGN.get(
+            words[0], {*FLAGS, *BROUGHT._option_string_actions} | MILES_OPTIONS | (KNOWN if doc == REFERENCE else set())
+        )
         unknown = {w.split("=")[0] for w in words if re.match(r"--\w", w)} - allowed
         assert not unknown, f"{span}: {unknown}"
     drawn = [b.body for b in blocks_of(doc) if b.language not in ("bash", "text")]

@@ -19,6 +19,8 @@ NEEDS = {
     "tis_clip_low": "use_tis",
     "grpo_std_normalization": "rewards_normalization",
     "eval_reward_key": "eval_interval",
+    "eval_function_path": "eval_interval",
+    "custom_eval_rollout_log_function_path": "eval_interval",
     "eval_input_key": "eval_interval",
     "eval_label_key": "eval_interval",
     "n_samples_per_eval_prompt": "eval_interval",

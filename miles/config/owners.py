@@ -104,6 +104,9 @@ class RolloutSettings:
     rollout_sample_timeout_s: float = flag(3600.0, "seconds a sample may take, tools included", positive=True)
     custom_generate_function_path: str | None = flag(None, "module.name of a generate function")
     dynamic_sampling_filter_path: str | None = flag(None, "module.name of a filter that rejects finished groups")
+    custom_rollout_log_function_path: str | None = flag(
+        None, "module.name of a function that gets the samples of each batch; true: no metrics of theirs are logged"
+    )
     rollout_sample_filter_path: str | None = flag(
         None, "module.name of a function that marks samples of a batch whose tokens are not trained"
     )
@@ -227,6 +230,12 @@ class EvalSettings:
 
     eval_interval: int | None = flag(None, "training steps between evaluations", positive=True)
     eval_prompt_data: tuple[str, ...] = flag((), "NAME PATH pairs of evaluation files")
+    eval_function_path: str | None = flag(
+        None, "module.name of a function that evaluates; unset: the evaluation files are sampled and scored"
+    )
+    custom_eval_rollout_log_function_path: str | None = flag(
+        None, "module.name of a function that gets each evaluation; true: nothing else is logged of it"
+    )
     skip_eval_before_train: bool = flag(False, "no evaluation before the first step")
     eval_input_key: str | None = flag(None, "key of the prompt in evaluation files; unset: --input-key")
     eval_label_key: str | None = flag(None, "key of the label in evaluation files; unset: --label-key")
@@ -283,7 +292,7 @@ class RunSettings:
     wandb_random_suffix: bool = flag(
         True, "leave the run's id out of group and name", name="--disable-wandb-random-suffix"
     )
-    wandb_always_use_train_step: bool = flag(False, "evaluations are drawn over train/step, not eval/step")
+    wandb_always_use_train_step: bool = flag(False, "draw evaluations over the axis of training steps")
     use_trackio: bool = flag(False, "log to trackio, on this machine")
     trackio_project: str = flag("miles", "project of the run there")
     shutdown_timeout_s: float = flag(30.0, "seconds that an ordered shutdown may take", positive=True)

@@ -181,6 +181,11 @@ class Settings:
         return bounds[self.mode]
 
     @property
+    def eval_reward_key(self) -> str | None:
+        """Under which key a reward object of an evaluation holds the number that counts."""
+        return self.reward.eval_reward_key or self.reward.reward_key
+
+    @property
     def eval_sets(self) -> tuple[tuple[str, str], ...]:
         """(name, path) of each evaluation file; a single value gets the name "aime", as launch scripts expect."""
         words = self.eval.eval_prompt_data
@@ -236,7 +241,7 @@ class Settings:
         flat["rollout_max_prompt_len"] = self.max_prompt_len
         flat["chat_template_path"] = self.chat_template_file
         flat["eps_clip_high"] = self.train.eps_clip_high or self.train.eps_clip
-        flat["eval_reward_key"] = self.reward.eval_reward_key or self.reward.reward_key
+        flat["eval_reward_key"] = self.eval_reward_key
         flat["global_batch_size"] = self.samples_per_optimizer_step
         flat["rollout_num_gpus"] = self.num_engines * self.engine.rollout_num_gpus_per_engine
         flat["actor_num_gpus_per_node"] = self.train.actor_num_gpus_per_node or 1

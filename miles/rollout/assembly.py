@@ -13,13 +13,14 @@ from miles.rollout.buffer_hook import HookedBuffer, HookedFeed
 from miles.rollout.core import Core, Encode, adopt, running_loop
 from miles.rollout.data_buffer import DataBuffer
 from miles.rollout.data_source import NumberedSource
-from miles.rollout.evaluation import EvalSet, Evaluator
+from miles.rollout.evaluation import EvalSet, Evaluates, Evaluator, FunctionEvaluator
 from miles.rollout.feed import Feed, WorkerFeed
 from miles.rollout.filter_hub.base_types import call_dynamic_filter
 from miles.rollout.filter_hub.sample_filter import make_sample_filter
 from miles.rollout.function_feed import FunctionFeed
 from miles.rollout.generation import GenerateState
 from miles.rollout.ledger import Ledger
+from miles.rollout.rollout_function import RolloutFunction
 from miles.rollout.rollouts import Rollouts, WeightPublisher
 from miles.rollout.scoring import Scoring
 from miles.rollout.staleness import Versions
@@ -106,17 +107,7 @@ def assemble(
     core = Core(client, versions, encode, tokenizer, scoring, running_loop())
     adopt(core)
     state = GenerateState(settings.namespace(**args), core)
-    evaluator = Evaluator(
-        sets=eval_sets,
-        state=state,
-        generate=state.generate_function,
-        scoring=scoring,
-        sampling_params=settings.eval_sampling_params(),
-        seed=settings.data.rollout_seed,
-        slots=settings.slots,
-        budget=settings.rollout.rollout_retry_budget,
-        timeout_s=settings.rollout.rollout_sample_timeout_s,
-    )
+    shared: RolloutFunction | None = None
     feed: Feed
     if settings.mode == "function":
         path = settings.rollout.rollout_function_path or ""
@@ -132,6 +123,7 @@ def assemble(
             interval=settings.engine.update_weights_interval,
             total_steps=steps.stop,
         )
+        shared = feed.function
     else:
         feed = make_worker_feed(
             settings,
@@ -146,8 +138,36 @@ def assemble(
         feed=feed,
         client=client,
         publisher=publisher,
-        evaluator=evaluator,
+        evaluator=_evaluator(settings, eval_sets, state, scoring, source, shared),
         ledger=ledger,
         versions=versions,
         sample_filter=make_sample_filter(settings.rollout.rollout_sample_filter_path, state.args),
+    )
+
+
+def _evaluator(
+    settings: Settings,
+    sets: Sequence[EvalSet],
+    state: GenerateState,
+    scoring: Scoring,
+    source: Any,
+    shared: RolloutFunction | None,
+) -> Evaluates:
+    """The user's evaluation function where there is one (``shared`` where training calls the same), else the sets."""
+    path = settings.eval.eval_function_path
+    if path is not None:
+        if shared is None or shared.path != path:
+            shared = RolloutFunction(load_function(path), path, state.args, source)
+        return FunctionEvaluator(shared, state)
+    return Evaluator(
+        sets=sets,
+        state=state,
+        generate=state.generate_function,
+        scoring=scoring,
+        sampling_params=settings.eval_sampling_params(),
+        reward_key=settings.eval_reward_key,
+        seed=settings.data.rollout_seed,
+        slots=settings.slots,
+        budget=settings.rollout.rollout_retry_budget,
+        timeout_s=settings.rollout.rollout_sample_timeout_s,
     )

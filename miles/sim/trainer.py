@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from miles.rollout.base_types import RolloutFnEvalOutput
 from miles.rollout.conversion import to_train_data
 from miles.rollout.rollouts import Rollouts
-from miles.types import Batch, Group, Weights, iter_samples
+from miles.types import Batch, Weights, iter_samples
 
 
 @dataclass
@@ -52,7 +53,7 @@ class DirectRollouts:
     """`Rollouts` as the ring sees them, without an actor between."""
 
     inner: Rollouts
-    evaluations: list[dict[str, list[Group]]] = field(default_factory=list)
+    evaluations: list[RolloutFnEvalOutput] = field(default_factory=list)
 
     async def take_batch(self, step: int) -> tuple[Batch, dict[str, float]]:
         batch = await self.inner.take_batch(step)
@@ -67,6 +68,6 @@ class DirectRollouts:
     async def publish(self, weights: Weights, steps_due: int) -> None:
         await self.inner.publish(weights, steps_due)
 
-    async def evaluate(self) -> dict[str, float]:
-        self.evaluations.append(await self.inner.evaluate())
-        return {}
+    async def evaluate(self, step: int) -> dict[str, float]:
+        self.evaluations.append(await self.inner.evaluate(step))
+        return dict(self.evaluations[-1].metrics or {})

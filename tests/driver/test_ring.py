@@ -46,7 +46,7 @@ class Log:
         self.due.append(steps_due)
         await asyncio.sleep(1)
 
-    async def evaluate(self):
+    async def evaluate(self, step):
         self.calls.append("evaluate")
         return {"eval/x": 0.25}
 
