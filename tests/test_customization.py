@@ -6,8 +6,10 @@ are run by `test_customization_training`.
 """
 
 import ast
+import asyncio
 import re
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from miles.rollout.fully_async_data_buffer import DefaultDataBuffer
 from miles.rollout.rm_hub import Rewards
 from miles.rollout.rm_hub.scorer import DirectScorer
 from miles.sim import clock
+from tests.cluster.test_rollout_side import side_of
 from tests.markdown import blocks_of
 from tests.virtual import simulation
 
@@ -62,6 +65,19 @@ def run_on_the_virtual_clock(flags):
 OF_THE_TRAINER = re.compile("reward-post-process|convert-samples|loss-function|tis-function|reducer-function")
 
 
+def log_of_a_rollout_side(flags):
+    """What the rollout actor makes of a batch, and of an evaluation, with the metrics that the function added."""
+    [path] = re.findall(r"log-function-path (\S+)", flags)
+    side = side_of("--reward-key", "score", *flags.split())
+    _, metrics = asyncio.run(side.take_batch(0))
+    evaluation = asyncio.run(side.evaluate(0))
+    assert metrics.get("ended/pending") == 2 or evaluation.get("eval/held_out-prompts_solved") == 1, path
+
+
+RUNNERS = {"log-function-path": log_of_a_rollout_side}
+"""Flag to what runs an example that uses it, ``f(flags)``; by default `run_on_the_virtual_clock`."""
+
+
 def functions_of(source):
     return {
         node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -70,7 +86,7 @@ def functions_of(source):
 
 @pytest.fixture
 def called(tmp_path, monkeypatch):
-    """Names of the functions under ``tmp_path`` that were called in this thread."""
+    """Names of the functions under ``tmp_path`` that were called, in this thread or one that it started."""
     names = set()
 
     def watch(frame, event, argument):
@@ -80,7 +96,9 @@ def called(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     before, outer = set(sys.modules), sys.getprofile()
     sys.setprofile(watch)
+    threading.setprofile(watch)
     yield names
+    threading.setprofile(None)
     sys.setprofile(outer)
     for name in set(sys.modules) - before:
         if name.startswith("my_"):
@@ -91,7 +109,8 @@ def called(tmp_path, monkeypatch):
 def test_example_runs(name, tmp_path, called):
     flags, source = examples()[name]
     (tmp_path / f"{name}.py").write_text(source)
-    run_on_the_virtual_clock(flags)
+    run = next((run for flag, run in RUNNERS.items() if flag in flags), run_on_the_virtual_clock)
+    run(flags)
     assert called >= functions_of(source)
 
 

@@ -31,13 +31,15 @@ from miles.rollout.conversion import to_train_data
 from miles.rollout.convert_hook import convert
 from miles.rollout.core import make_client, make_scorer
 from miles.rollout.data_source import eval_sets, make_data_source, skipped_rows
+from miles.rollout.evaluation import eval_groups
 from miles.rollout.feed import WorkerFeed
 from miles.rollout.ledger_store import ThreadStore
 from miles.rollout.lineage import StartingPoint
+from miles.rollout.log_functions import log_evaluation, log_rollout
 from miles.rollout.post_process import post_process
 from miles.rollout.rm_hub.rewards import Rewards
 from miles.rollout.saved_rollouts import save_groups
-from miles.types import Weights
+from miles.types import Weights, iter_samples
 from miles.weights.publish import Publisher
 
 BIASES = {"length_bias": "rollout/length_bias", "masked_length_bias": "rollout/masked_length_bias"}
@@ -167,8 +169,10 @@ class RolloutSide:
 
     async def take_batch(self, step: int) -> tuple[Any, dict[str, float]]:
         """The batch's columns (fetched by the trainer ranks alone) and the metrics of its samples."""
-        settings = self._settings
+        settings, now = self._settings, asyncio.get_running_loop().time
+        started = now()
         batch = await self._rollouts.take_batch(step)
+        waited_s = now() - started
         groups, rewards = batch.groups, None
         if settings.debug.save_debug_rollout_data is not None:
             kept = [group.samples for group in groups]
@@ -182,7 +186,14 @@ class RolloutSide:
             reward_key=settings.reward.reward_key,
             max_response_len=settings.sampling.rollout_max_response_len,
         )
-        told = {**batch.metrics, **metrics, **self._counters()}
+        told = {**batch.metrics, **metrics}
+        path = settings.rollout.custom_rollout_log_function_path
+        if path:
+            more = dict(batch.metrics)
+            samples = [sample for g in groups for sample in iter_samples(g.samples)]
+            skips = await log_rollout(path, step, self._args, samples, more, waited_s)
+            told = {} if skips else {**more, **metrics}
+        told |= self._counters()
         if converter:
             return await convert(converter, self._args, groups), told
         log_probs = settings.train.loss_type == "policy_loss"
@@ -235,12 +246,15 @@ class RolloutSide:
     async def busy_weights(self) -> frozenset[str]:
         return self._rollouts.busy_weights()
 
-    async def evaluate(self) -> dict[str, float]:
-        key = self._settings.reward.eval_reward_key or self._settings.reward.reward_key
-        metrics: dict[str, float] = {}
-        for name, groups in (await self._rollouts.evaluate()).items():
-            metrics |= eval_metrics(name, groups, reward_key=key)
-        return metrics
+    async def evaluate(self, step: int) -> dict[str, float]:
+        output = await self._rollouts.evaluate(step)
+        more = dict(output.metrics or {})
+        path = self._settings.eval.custom_eval_rollout_log_function_path
+        if path and await log_evaluation(path, step, self._args, output.data, more):
+            return {}
+        for name, data in output.data.items():
+            more |= eval_metrics(name, eval_groups(data), reward_key=self._settings.eval_reward_key)
+        return more
 
     async def save(self, step: int, folder: str) -> None:
         """The data cursor and the ledger."""

@@ -132,8 +132,8 @@ class RunActors:
     async def publish(self, weights: Weights, steps_due: int) -> None:
         await _answer(self._rollouts.publish.remote(weights, steps_due))
 
-    async def evaluate(self) -> dict[str, float]:
-        answer: dict[str, float] = await _answer(self._rollouts.evaluate.remote())
+    async def evaluate(self, step: int) -> dict[str, float]:
+        answer: dict[str, float] = await _answer(self._rollouts.evaluate.remote(step))
         return answer
 
     async def covered(self, step: int) -> None:

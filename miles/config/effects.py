@@ -22,6 +22,8 @@ NEEDS = {
     "use_unbiased_kl": "use_kl_loss",
     "grpo_std_normalization": "rewards_normalization",
     "eval_reward_key": "eval_interval",
+    "eval_function_path": "eval_interval",
+    "custom_eval_rollout_log_function_path": "eval_interval",
     "eval_input_key": "eval_interval",
     "eval_label_key": "eval_interval",
     "n_samples_per_eval_prompt": "eval_interval",
@@ -29,6 +31,19 @@ NEEDS = {
     "eval_top_p": "eval_interval",
     "eval_top_k": "eval_interval",
     "eval_max_response_len": "eval_interval",
+    "tb_project_name": "use_tensorboard",
+    "tb_experiment_name": "use_tensorboard",
+    "wandb_mode": "use_wandb",
+    "wandb_dir": "use_wandb",
+    "wandb_key": "use_wandb",
+    "wandb_host": "use_wandb",
+    "wandb_team": "use_wandb",
+    "wandb_group": "use_wandb",
+    "wandb_project": "use_wandb",
+    "wandb_run_id": "use_wandb",
+    "wandb_random_suffix": "use_wandb",
+    "wandb_always_use_train_step": "use_wandb",
+    "trackio_project": "use_trackio",
 }
 """Settings that say nothing without another one."""
 UNLESS = {

@@ -28,7 +28,7 @@ def explain(settings: Settings) -> str:
     sections = []
     for part in settings.parts():
         rows = [
-            (flags.flag_name(f), vars(part)[f.name], settings.sources.get(f.name, "default"))
+            (flags.flag_name(f), flags.shown(f, vars(part)[f.name]), settings.sources.get(f.name, "default"))
             for f in flags.flag_fields(type(part))
         ]
         sections.append(_section(type(part).__doc__, rows))

@@ -27,13 +27,21 @@ def flag(
     name: str | None = None,
     positive: bool = False,
     nargs: Any = None,
+    secret: bool = False,
 ) -> Any:
     """A dataclass field that is also a flag. ``name`` overrides ``--field-name``; a bool that defaults to True is
-    switched off by its flag. ``positive`` refuses zero and less; ``nargs`` is argparse's."""
-    metadata = {"help": help, "choices": tuple(choices), "name": name, "positive": positive, "nargs": nargs}
+    switched off by its flag. ``positive`` refuses zero and less; ``nargs`` is argparse's; a ``secret`` is never shown."""
+    metadata = {
+        "help": help, "choices": tuple(choices), "name": name, "positive": positive, "nargs": nargs, "secret": secret,
+    }  # fmt: skip
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+def shown(setting: Field[Any], value: Any) -> Any:
+    """The value as files, logs and trackers may hold it."""
+    return "***" if setting.metadata.get("secret") and value is not None else value
 
 
 def flag_name(setting: Field[Any]) -> str:

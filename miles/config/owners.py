@@ -104,6 +104,9 @@ class RolloutSettings:
     rollout_sample_timeout_s: float = flag(3600.0, "seconds a sample may take, tools included", positive=True)
     custom_generate_function_path: str | None = flag(None, "module.name of a generate function")
     dynamic_sampling_filter_path: str | None = flag(None, "module.name of a filter that rejects finished groups")
+    custom_rollout_log_function_path: str | None = flag(
+        None, "module.name of a function that gets the samples of each batch; true: no metrics of theirs are logged"
+    )
     rollout_sample_filter_path: str | None = flag(
         None, "module.name of a function that marks samples of a batch whose tokens are not trained"
     )
@@ -262,6 +265,12 @@ class EvalSettings:
 
     eval_interval: int | None = flag(None, "training steps between evaluations", positive=True)
     eval_prompt_data: tuple[str, ...] = flag((), "NAME PATH pairs of evaluation files")
+    eval_function_path: str | None = flag(
+        None, "module.name of a function that evaluates; unset: the evaluation files are sampled and scored"
+    )
+    custom_eval_rollout_log_function_path: str | None = flag(
+        None, "module.name of a function that gets each evaluation; true: nothing else is logged of it"
+    )
     skip_eval_before_train: bool = flag(False, "no evaluation before the first step")
     eval_input_key: str | None = flag(None, "key of the prompt in evaluation files; unset: --input-key")
     eval_label_key: str | None = flag(None, "key of the label in evaluation files; unset: --label-key")
@@ -307,6 +316,29 @@ class RunSettings:
         None, "YAML file, or base64: and its text: settings that win over flags, and attributes for hooks"
     )
     use_tensorboard: bool = flag(False, "write tensorboard events into the run folder")
+    tb_project_name: str | None = flag(None, "folder of these events below tensorboard/ in the run folder")
+    tb_experiment_name: str | None = flag(None, "folder below that one")
+    use_wandb: bool = flag(False, "log to Weights & Biases")
+    wandb_mode: str | None = flag(
+        None,
+        "offline: files only, no network; unset: WANDB_MODE, else online",
+        choices=("online", "offline", "disabled"),
+    )
+    wandb_dir: str | None = flag(None, "folder of wandb's files; unset: the run folder")
+    wandb_key: str | None = flag(
+        None, "key of the account; WANDB_API_KEY does the same and shows in no list of processes", secret=True
+    )
+    wandb_host: str | None = flag(None, "address of a wandb server of your own")
+    wandb_team: str | None = flag(None, "team, or user, that the run belongs to")
+    wandb_group: str | None = flag(None, "group and name of the run; unset: the name is the run folder's")
+    wandb_project: str | None = flag(None, "project of the run")
+    wandb_run_id: str | None = flag(None, "id of the run; unset: a random one, kept in the run folder")
+    wandb_random_suffix: bool = flag(
+        True, "leave the run's id out of group and name", name="--disable-wandb-random-suffix"
+    )
+    wandb_always_use_train_step: bool = flag(False, "draw evaluations over the axis of training steps")
+    use_trackio: bool = flag(False, "log to trackio, on this machine")
+    trackio_project: str = flag("miles", "project of the run there")
     shutdown_timeout_s: float = flag(30.0, "seconds that an ordered shutdown may take", positive=True)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from miles.config import command_line, flags, known
@@ -188,6 +188,11 @@ class Settings:
         return "wait" if self.mode == "one_step_off" else self.rollout.staleness_policy
 
     @property
+    def eval_reward_key(self) -> str | None:
+        """Under which key a reward object of an evaluation holds the number that counts."""
+        return self.reward.eval_reward_key or self.reward.reward_key
+
+    @property
     def eval_sets(self) -> tuple[tuple[str, str], ...]:
         """(name, path) of each evaluation file; a single value gets the name "aime", as launch scripts expect."""
         words = self.eval.eval_prompt_data
@@ -254,18 +259,20 @@ class Settings:
         flat["rollout_max_prompt_len"] = self.max_prompt_len
         flat["chat_template_path"] = self.chat_template_file
         flat["eps_clip_high"] = self.train.eps_clip_high or self.train.eps_clip
-        flat["eval_reward_key"] = self.reward.eval_reward_key or self.reward.reward_key
+        flat["eval_reward_key"] = self.eval_reward_key
         flat["global_batch_size"] = self.samples_per_optimizer_step
         flat["rollout_num_gpus"] = self.num_engines * self.engine.rollout_num_gpus_per_engine
         flat["actor_num_gpus_per_node"] = self.train.actor_num_gpus_per_node or 1
         flat["async_unused_samples_handler"] = "retry" if self.retry_unused else "drop"
         return argparse.Namespace(**(flat | more))
 
+    def shown(self) -> dict[str, Any]:
+        """Everything, by owner, as files and trackers may hold it: secrets are masked."""
+        return {
+            name: {f.name: flags.shown(f, vars(part)[f.name]) for f in fields(part)}
+            for name, part in zip(self.owners(), self.parts(), strict=True)
+        } | {"given": sorted(self.given), "passthrough": self.passthrough, "attributes": self.attributes}
+
     def to_json(self) -> str:
         """What ``settings.json`` of a run folder holds."""
-        return json.dumps(
-            {n: asdict(getattr(self, n)) for n in self.owners()}
-            | {"given": sorted(self.given), "passthrough": self.passthrough, "attributes": self.attributes},
-            indent=2,
-            default=str,
-        )
+        return json.dumps(self.shown(), indent=2, default=str)

@@ -84,6 +84,10 @@ def _check_length(settings: Settings, rows: int | None, problems: Problems) -> N
 
 def _check_eval(settings: Settings, check_first: FirstRowCheck, problems: Problems) -> None:
     words, flag = settings.eval.eval_prompt_data, "--eval-prompt-data"
+    if settings.eval.eval_function_path is not None:
+        if words:
+            problems.warn(f"{flag} has no effect beside --eval-function-path, whose function has its own prompts")
+        return
     if settings.eval.eval_interval is not None and not words:
         problems.add(flag, None, f"--eval-interval is {settings.eval.eval_interval}", f"{flag} NAME PATH works")
     if len(words) > 1 and len(words) % 2:

@@ -9,6 +9,7 @@ from pathlib import Path
 import miles.config.effects
 import miles.data.check
 import miles.engine.check
+import miles.observe.check
 import miles.rollout.check
 import miles.rollout.rm_hub.check
 import miles.train.check
@@ -25,6 +26,7 @@ ROOMS = (
     miles.rollout.rm_hub.check,
     miles.engine.check,
     miles.train.check,
+    miles.observe.check,
 )
 
 

@@ -32,7 +32,8 @@ class RolloutSide(Protocol):
 
     async def publish(self, weights: Weights, steps_due: int) -> None: ...
 
-    async def evaluate(self) -> Metrics: ...
+    async def evaluate(self, step: int) -> Metrics:
+        """``step``: the training step (from 0) that ended last; 0 also before the first."""
 
     async def covered(self, step: int) -> None:
         """The checkpoint after ``step`` is complete."""
@@ -169,7 +170,7 @@ class Ring:
     async def _evaluate(self, step: int) -> None:
         self._watcher.doing("evaluating")
         started = asyncio.get_running_loop().time()
-        metrics = await self._rollouts.evaluate()
+        metrics = await self._rollouts.evaluate(max(step - 1, 0))
         duration = asyncio.get_running_loop().time() - started
         self._watcher.evaluation(
             step, metrics | {"eval/weight_version": self.version, "eval/duration_seconds": duration}

@@ -19,7 +19,7 @@ from miles.errors import SettingsError, raising_first_cause
 from miles.observe.live import LiveView
 from miles.observe.observer import Observer
 from miles.observe.run_folder import RunFolder
-from miles.observe.trackers import TensorBoard, Tracker
+from miles.observe.trackers import trackers_of
 from miles.rollout.lineage import StartingPoint
 
 STATUS_INTERVAL_S = 0.5
@@ -36,10 +36,11 @@ def run(settings: Settings) -> int:
         )
     folder = _open_folder(settings, checkpoint)
     begins = starting_point(settings, folder.path, checkpoint)
-    trackers: list[Tracker] = [TensorBoard(folder.path / "tensorboard")] if settings.run.use_tensorboard else []
     with LiveView(folder.name, steps.stop, start_step=steps.start) as view:
-        observer = Observer(folder, view, trackers)
+        observer = Observer(folder, view)
         observer.started(settings.to_json())
+        for name, opened in trackers_of(settings, folder.path, steps.start).items():
+            observer.attach(name, opened)
         cause: str | None = "stopped"
         try:
             with ray_session():

@@ -68,7 +68,7 @@ def eval_metrics(
         f"{head}-none_reward_ratio": (len(rollouts) - len(known)) / len(rollouts),
         f"{head}-truncated_ratio": _share(is_truncated(rollout, max_response_len) for rollout in rollouts),
         **{f"{head}-pass@{k}": mean_pass_at_k(problems, k) for k in _powers_of_two(least)},
-        **_shape(head, rollouts),
+        **(_shape(head, rollouts) if any(row.tokens for rollout in rollouts for row in rollout) else {}),
     }
 
 

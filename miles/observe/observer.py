@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,16 +20,20 @@ class Observer:
     The run folder is the record: where it can't be written, OSError stops the run. Nothing else here can.
     """
 
-    def __init__(self, folder: RunFolder, view: LiveView, trackers: Sequence[Tracker] = ()) -> None:
+    def __init__(self, folder: RunFolder, view: LiveView) -> None:
         self.folder = folder
         self._view = view
-        self._trackers = list(trackers)
+        self._trackers: list[Tracker] = []
         self._seen, self._closed = True, False
 
     def started(self, settings_json: str) -> None:
         """The settings are checked and the run begins, or goes on."""
         self.folder.write_settings(settings_json)
         self.event("started", after_step=self.folder.last_step or 0)
+
+    def attach(self, name: str, open: Callable[[], Tracker]) -> None:
+        """Opens a tracker, which gets every row from now on; where that fails, the run goes on without it."""
+        self._try(name, lambda: self._trackers.append(open()))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Training step ``step`` (the first is 1) has ended."""

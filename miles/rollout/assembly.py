@@ -14,7 +14,7 @@ from miles.rollout.buffer_hook import HookedBuffer, HookedFeed
 from miles.rollout.core import Core, Encode, adopt, running_loop
 from miles.rollout.data_buffer import DataBuffer
 from miles.rollout.data_source import NumberedSource
-from miles.rollout.evaluation import EvalSet, Evaluator
+from miles.rollout.evaluation import EvalSet, Evaluates, Evaluator, FunctionEvaluator
 from miles.rollout.feed import Feed, WorkerFeed
 from miles.rollout.filter_hub.base_types import call_dynamic_filter
 from miles.rollout.filter_hub.sample_filter import make_sample_filter
@@ -23,6 +23,7 @@ from miles.rollout.generation import GenerateState
 from miles.rollout.ledger import Ledger
 from miles.rollout.ledger_store import LedgerFile, LedgerStore
 from miles.rollout.lineage import RolloutState, StartingPoint
+from miles.rollout.rollout_function import RolloutFunction
 from miles.rollout.rollouts import Rollouts, WeightPublisher
 from miles.rollout.saved_rollouts import SavedFeed
 from miles.rollout.scoring import Scoring
@@ -146,17 +147,7 @@ def assemble(
     core = Core(client, versions, encode, tokenizer, scoring, running_loop())
     adopt(core)
     state = GenerateState(settings.namespace(**args), core)
-    evaluator = Evaluator(
-        sets=eval_sets,
-        state=state,
-        generate=state.generate_function,
-        scoring=scoring,
-        sampling_params=settings.eval_sampling_params(),
-        seed=settings.data.rollout_seed,
-        slots=settings.slots,
-        budget=settings.rollout.rollout_retry_budget,
-        timeout_s=settings.rollout.rollout_sample_timeout_s,
-    )
+    shared: RolloutFunction | None = None
     feed: Feed
     if settings.debug.load_debug_rollout_data is not None:
         feed = SavedFeed(settings.debug.load_debug_rollout_data)
@@ -174,6 +165,7 @@ def assemble(
             interval=settings.engine.update_weights_interval,
             total_steps=steps.stop,
         )
+        shared = feed.function
     else:
         feed = make_worker_feed(
             settings,
@@ -190,8 +182,36 @@ def assemble(
         feed=feed,
         client=client,
         publisher=publisher,
-        evaluator=evaluator,
+        evaluator=_evaluator(settings, eval_sets, state, scoring, source, shared),
         ledger=ledger,
         versions=versions,
         sample_filter=make_sample_filter(settings.rollout.rollout_sample_filter_path, state.args),
+    )
+
+
+def _evaluator(
+    settings: Settings,
+    sets: Sequence[EvalSet],
+    state: GenerateState,
+    scoring: Scoring,
+    source: Any,
+    shared: RolloutFunction | None,
+) -> Evaluates:
+    """The user's evaluation function where there is one (``shared`` where training calls the same), else the sets."""
+    path = settings.eval.eval_function_path
+    if path is not None:
+        if shared is None or shared.path != path:
+            shared = RolloutFunction(load_function(path), path, state.args, source)
+        return FunctionEvaluator(shared, state)
+    return Evaluator(
+        sets=sets,
+        state=state,
+        generate=state.generate_function,
+        scoring=scoring,
+        sampling_params=settings.eval_sampling_params(),
+        reward_key=settings.eval_reward_key,
+        seed=settings.data.rollout_seed,
+        slots=settings.slots,
+        budget=settings.rollout.rollout_retry_budget,
+        timeout_s=settings.rollout.rollout_sample_timeout_s,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from miles.config import Problems, Settings
-from miles.config.settings import FIRST_ERA_PATHS
+from miles.config.settings import FIRST_ERA_PATHS, FULLY_ASYNC_PATHS
 from miles.errors import HookError
 from miles.hooks import load_function
 from miles.rollout.saved_rollouts import NUMBER, path_of
@@ -88,6 +88,11 @@ def _check_mode(settings: Settings, problems: Problems) -> None:
         )
     if settings.fully_async and settings.program == "train":
         problems.add("--fully-async", "", "train.py trains synchronously", "run train_async.py")
+    if settings.eval.eval_function_path in FULLY_ASYNC_PATHS:
+        problems.add(
+            "--eval-function-path", settings.eval.eval_function_path, "makes training batches only",
+            "without this, --eval-prompt-data is evaluated",
+        )  # fmt: skip
     if path == FIRST_ERA_PATHS[-1]:
         problems.warn(f"--rollout-function-path {path} has moved to {FIRST_ERA_PATHS[0]}; it works as before")
     if settings.fully_async and settings.engine.pause_generation_mode == "abort":
@@ -95,7 +100,8 @@ def _check_mode(settings: Settings, problems: Problems) -> None:
             "--pause-generation-mode", "abort", "each weight update would abort every running sample of a fully-async run",
             "retract or in_place works",
         )  # fmt: skip
-    if settings.reward.group_rm and settings.eval.eval_interval is not None:
+    own_sets = settings.eval.eval_interval is not None and settings.eval.eval_function_path is None
+    if settings.reward.group_rm and own_sets:
         problems.add(
             "--group-rm", "", "evaluation samples are scored one by one, and this reward expects whole groups",
             "leave --eval-interval out, or score samples alone",
@@ -112,6 +118,11 @@ def _check_hooks(settings: Settings, problems: Problems) -> None:
         "--rollout-sample-filter-path": rollout.rollout_sample_filter_path,
         "--custom-async-data-buffer-path": rollout.custom_async_data_buffer_path,
         "--custom-convert-samples-to-train-data-path": settings.reward.custom_convert_samples_to_train_data_path,
+    }
+    paths |= {
+        "--custom-rollout-log-function-path": rollout.custom_rollout_log_function_path,
+        "--custom-eval-rollout-log-function-path": settings.eval.custom_eval_rollout_log_function_path,
+        "--eval-function-path": settings.eval.eval_function_path,
     }
     if settings.mode == "function":
         paths["--rollout-function-path"] = rollout.rollout_function_path

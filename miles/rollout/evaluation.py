@@ -1,16 +1,22 @@
-"""Evaluation prompts in, their scored samples out, all of one weight version; training starts wait meanwhile."""
+"""Evaluation prompts in, their scored samples out, all of one weight version; training starts wait meanwhile.
+
+`Evaluator` runs the sets of the settings, `FunctionEvaluator` a function of the user's; both give a `RolloutFnEvalOutput`,
+whose ``data`` has for each set, by name, ``rewards`` (None: unscored), ``truncated`` and ``samples``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from miles.errors import EngineFailed, EngineRefused, HookError, RewardFailed
-from miles.rollout.base_types import GenerateFnInput
+from miles.hooks import metrics_of
+from miles.rollout.base_types import GenerateFnInput, RolloutFnEvalInput, RolloutFnEvalOutput
 from miles.rollout.generation import Generate, GenerateState, sampling_seed
+from miles.rollout.rollout_function import RolloutFunction
 from miles.rollout.scoring import Scoring
 from miles.types import Group, Sample
 
@@ -27,6 +33,12 @@ class EvalSet:
     skipped: Sequence[str] = ()
 
 
+class Evaluates(Protocol):
+    """What evaluates the policy after training step ``step`` (from 0; 0 also before the first)."""
+
+    async def run(self, step: int) -> RolloutFnEvalOutput: ...
+
+
 class Evaluator:
     """Runs evaluation sets on the shared engines, at most ``slots`` samples at a time."""
 
@@ -38,6 +50,7 @@ class Evaluator:
         generate: Generate,
         scoring: Scoring,
         sampling_params: dict[str, Any],
+        reward_key: str | None,
         seed: int,
         slots: int,
         budget: int,
@@ -48,20 +61,29 @@ class Evaluator:
         self._generate = generate
         self._scoring = scoring
         self._params = sampling_params
+        self._reward_key = reward_key
         self._seed = seed
         self._slots = slots
         self._budget = budget
         self._timeout_s = timeout_s
 
-    async def run(self) -> dict[str, list[Group]]:
-        """The scored groups of every set. A sample that fails past its budget comes back FAILED, without a reward."""
+    async def run(self, step: int) -> RolloutFnEvalOutput:
+        """The scored samples of every set. A sample that fails past its budget comes back FAILED, without a reward."""
         self._free = asyncio.Semaphore(self._slots)
         async with asyncio.TaskGroup() as samples:
             tasks = {
                 s.name: [[samples.create_task(self._sample(x)) for x in group] for group in s.groups]
                 for s in self._sets
             }
-        return {name: [[t.result() for t in group] for group in groups] for name, groups in tasks.items()}
+        done = {name: [t.result() for group in groups for t in group] for name, groups in tasks.items()}
+        return RolloutFnEvalOutput({name: self._data_of(samples) for name, samples in done.items()})
+
+    def _data_of(self, samples: list[Sample]) -> dict[str, Any]:
+        return {
+            "rewards": [s.reward_value(self._reward_key) for s in samples],
+            "truncated": [s.status is Sample.Status.TRUNCATED for s in samples],
+            "samples": samples,
+        }
 
     async def _sample(self, prototype: Sample) -> Sample:
         async with self._free:
@@ -87,3 +109,41 @@ class Evaluator:
         failed = deepcopy(prototype)
         failed.status = Sample.Status.FAILED
         return failed
+
+
+class FunctionEvaluator:
+    """Calls a user's evaluation function: the sets, what they are sampled with and their scores are its own."""
+
+    def __init__(self, function: RolloutFunction, state: GenerateState) -> None:
+        self._function = function
+        self._state = state
+
+    async def run(self, step: int) -> RolloutFnEvalOutput:
+        """What it returns, checked. Raises HookError where that is no evaluation."""
+        path, version = self._function.path, str(self._state.version)
+        result = await self._function(RolloutFnEvalInput(step, self._state, version))
+        output = result if isinstance(result, RolloutFnEvalOutput) else RolloutFnEvalOutput(result)
+        if not isinstance(output.data, dict) or not all(_is_set(found) for found in output.data.values()):
+            works = "a dict of set names works, each with its rewards and, of the same length, truncated and samples"
+            raise HookError(f"{path} returned {output.data!r:.200} for the evaluation after step {step}; {works}")
+        return RolloutFnEvalOutput(output.data, metrics_of(path, output.metrics, "eval/"))
+
+
+def _is_set(found: Any) -> bool:
+    if not isinstance(found, dict) or not isinstance(found.get("rewards"), list):
+        return False
+    count = len(found["rewards"])
+    return all(found.get(key) is None or len(found[key]) == count for key in ("truncated", "samples"))
+
+
+def eval_groups(data: dict[str, Any]) -> list[Group]:
+    """The samples of one set by prompt, rewarded as ``data`` says; a set without samples has one without tokens each."""
+    truncated = data.get("truncated") or [False] * len(data["rewards"])
+    made = [Sample(status=Sample.Status.TRUNCATED if t else Sample.Status.COMPLETED) for t in truncated]
+    groups: dict[Any, Group] = {}
+    for position, (sample, reward) in enumerate(zip(data.get("samples") or made, data["rewards"], strict=True)):
+        scored = copy(sample)
+        scored.reward = reward
+        key = ("alone", position) if sample.group_index is None else sample.group_index
+        groups.setdefault(key, []).append(scored)
+    return list(groups.values())

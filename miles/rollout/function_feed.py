@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from argparse import Namespace
-from collections.abc import Callable
 from typing import Any
 
 from miles.errors import HookError
-from miles.hooks import hook_failed, metrics_of
+from miles.hooks import metrics_of
 from miles.loops import Changes
-from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnTrainInput, RolloutFnTrainOutput
+from miles.rollout.base_types import RolloutFnTrainInput, RolloutFnTrainOutput
 from miles.rollout.ledger import Ledger
+from miles.rollout.rollout_function import RolloutFunction
 from miles.rollout.staleness import Versions, finished_group
 from miles.types import FinishedGroup, Group, Sample, iter_samples
 
@@ -34,7 +33,7 @@ class RecordingSource:
 
 
 class FunctionFeed:
-    """Calls ``function``: a class of the contract's form, or ``f(args, rollout_id, data_source)``, plain or a coroutine."""
+    """Calls ``function``, in one of the forms of `RolloutFunction`."""
 
     def __init__(
         self,
@@ -59,18 +58,10 @@ class FunctionFeed:
         self._ahead = ahead
         self._interval = interval
         self._total_steps = total_steps
-        self._function, self._arguments = self._bind(function, args)
+        self.function = RolloutFunction(function, path, args, self._source)
         self._calls: asyncio.TaskGroup | None = None
         self._next: tuple[int, asyncio.Task[tuple[list[Group], dict[str, float]]]] | None = None
         self._metrics: dict[str, float] = {}
-
-    def _bind(
-        self, function: Any, args: Namespace
-    ) -> tuple[Callable[..., Any], Callable[[RolloutFnTrainInput], tuple[Any, ...]]]:
-        if inspect.isclass(function):
-            made: Any = function
-            return made(RolloutFnConstructorInput(args, self._source)).__call__, lambda given: (given,)
-        return function, lambda given: (args, given.rollout_id, self._source)
 
     async def run(self) -> None:
         """Lives until cancelled, or until a call fails."""
@@ -98,14 +89,7 @@ class FunctionFeed:
         self._next = (step, self._calls.create_task(call, name=f"rollout-function-{step}"))
 
     async def _call(self, given: RolloutFnTrainInput) -> tuple[list[Group], dict[str, float]]:
-        try:
-            if inspect.iscoroutinefunction(self._function):
-                result = await self._function(*self._arguments(given))
-            else:
-                result = await asyncio.to_thread(self._function, *self._arguments(given))
-                result = await result if inspect.isawaitable(result) else result
-        except Exception as error:  # the boundary to user code: whatever it raises is the hook's failure
-            raise hook_failed(self._path, self._function, error, f"step {given.rollout_id}") from error
+        result = await self.function(given)
         output = result if isinstance(result, RolloutFnTrainOutput) else RolloutFnTrainOutput(result)
         self._check(output.samples, given.rollout_id)
         return output.samples, metrics_of(self._path, output.metrics, "rollout/")

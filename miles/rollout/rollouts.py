@@ -13,12 +13,13 @@ from typing import Any, Protocol
 
 from miles.engine.client import EngineClient
 from miles.errors import raising_first_cause
-from miles.rollout.evaluation import Evaluator
+from miles.rollout.base_types import RolloutFnEvalOutput
+from miles.rollout.evaluation import Evaluates
 from miles.rollout.feed import Feed
 from miles.rollout.filter_hub.sample_filter import SampleFilter
 from miles.rollout.ledger import Ledger
 from miles.rollout.staleness import Versions
-from miles.types import Batch, Group, Sample, Weights
+from miles.types import Batch, Sample, Weights
 
 
 class WeightPublisher(Protocol):
@@ -40,7 +41,7 @@ class Rollouts:
         feed: Feed,
         client: EngineClient,
         publisher: WeightPublisher,
-        evaluator: Evaluator,
+        evaluator: Evaluates,
         ledger: Ledger,
         versions: Versions,
         sample_filter: SampleFilter | None = None,
@@ -130,11 +131,14 @@ class Rollouts:
         """Published weights that must not be overwritten."""
         return self._publisher.busy()
 
-    async def evaluate(self) -> dict[str, list[Group]]:
-        """The scored samples of every evaluation set, all of the current version: no training group starts meanwhile."""
+    async def evaluate(self, step: int) -> RolloutFnEvalOutput:
+        """The scored samples of every evaluation set, all of the current version: no training group starts meanwhile.
+
+        ``step`` is the training step (from 0) that ended last; 0 also before the first.
+        """
         self.feed.pause_starts()
         try:
-            return await self._evaluator.run()
+            return await self._evaluator.run(step)
         finally:
             self.feed.resume_starts()
 

@@ -6,10 +6,11 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from miles.rollout.base_types import RolloutFnEvalOutput
 from miles.rollout.conversion import to_train_data
 from miles.rollout.lineage import RolloutState
 from miles.rollout.rollouts import Rollouts
-from miles.types import Batch, Group, Weights, iter_samples
+from miles.types import Batch, Weights, iter_samples
 
 
 @dataclass
@@ -60,7 +61,7 @@ class DirectRollouts:
 
     inner: Rollouts
     state: RolloutState | None = None
-    evaluations: list[dict[str, list[Group]]] = field(default_factory=list)
+    evaluations: list[RolloutFnEvalOutput] = field(default_factory=list)
 
     async def take_batch(self, step: int) -> tuple[Batch, dict[str, float]]:
         batch = await self.inner.take_batch(step)
@@ -83,6 +84,6 @@ class DirectRollouts:
         if self.state is not None:
             await self.state.covered(step)
 
-    async def evaluate(self) -> dict[str, float]:
-        self.evaluations.append(await self.inner.evaluate())
-        return {}
+    async def evaluate(self, step: int) -> dict[str, float]:
+        self.evaluations.append(await self.inner.evaluate(step))
+        return dict(self.evaluations[-1].metrics or {})

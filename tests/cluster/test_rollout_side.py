@@ -8,7 +8,9 @@ import pytest
 from miles.cluster.actors import RolloutSide
 from miles.config import Problems, Settings
 from miles.engine.backends import BACKENDS
+from miles.errors import HookError
 from miles.hooks import function_registry
+from miles.rollout.base_types import RolloutFnEvalOutput
 from miles.rollout.rm_hub import Rewards
 from miles.rollout.rm_hub.scorer import ScorerStatistics
 from miles.types import Batch, FinishedGroup, Sample
@@ -23,21 +25,37 @@ def sample(index, reward):
     )
 
 
-def taken(*flags, timed_out=0):
-    """(columns, metrics) of a batch of one group with rewards 3 and 1."""
+EVALUATION = RolloutFnEvalOutput(
+    {"held_out": {"rewards": [1.0, 0.0], "samples": [Sample(prompt="a"), Sample(prompt="b")]}}, {"eval/own": 3.0}
+)
+
+
+def side_of(*flags, timed_out=0):
+    """A rollout side whose batch is one group with rewards 3 and 1 and whose evaluation is ``EVALUATION``."""
     settings = Settings.parse(flags, Problems())
     group = FinishedGroup(0, [sample(0, {"score": 3.0}), sample(1, {"score": 1.0})], 1, 1)
 
     async def take_batch(step):
-        return Batch(step, 1, (group,))
+        await asyncio.sleep(0.01)
+        return Batch(step, 1, (group,), {"rollout/own": 2.0})
+
+    async def evaluate(step):
+        return EVALUATION
 
     side = RolloutSide(settings, BACKENDS["local"], range(1))
     side._args = settings.namespace()
-    side._rollouts = SimpleNamespace(take_batch=take_batch, status=lambda: STATUS, engine_idle=lambda: 0.25)
+    side._rollouts = SimpleNamespace(
+        take_batch=take_batch, evaluate=evaluate, status=lambda: STATUS, engine_idle=lambda: 0.25
+    )
     scorer = SimpleNamespace(statistics=lambda: ScorerStatistics(timed_out=timed_out))
     side._rewards = Rewards(side._args, scorer)
     side._source = None
-    return asyncio.run(side.take_batch(0))
+    return side
+
+
+def taken(*flags, timed_out=0):
+    """(columns, metrics) of that batch."""
+    return asyncio.run(side_of(*flags, timed_out=timed_out).take_batch(0))
 
 
 def test_reward_key_is_what_is_trained_and_shown():
@@ -65,3 +83,55 @@ def test_post_processed_rewards_are_trained_and_its_raw_ones_shown():
 def test_object_without_a_key_stops_the_run():
     with pytest.raises(Exception, match=r"sample 0 is an object and no --reward-key is set; its keys: score"):
         taken()
+
+
+# ---- log functions
+
+
+@pytest.mark.parametrize("skips", [True, False, None])
+def test_a_rollout_log_function_sees_the_batch_adds_metrics_and_may_skip_the_rest(skips):
+    seen = []
+
+    def log(rollout_id, args, samples, extra_metrics, rollout_time):
+        seen.append((rollout_id, args.reward_key, [s.index for s in samples], dict(extra_metrics), rollout_time > 0))
+        extra_metrics["mine"] = len(samples)
+        return skips
+
+    with function_registry.temporary("user.log", log):
+        data, metrics = taken("--reward-key", "score", "--custom-rollout-log-function-path", "user.log")
+    assert seen == [(0, "score", [0, 1], {"rollout/own": 2.0}, True)]
+    assert data["raw_reward"] == [3.0, 1.0]
+    shown = {name: metrics.get(name) for name in ("rollout/own", "rollout/mine", "rollout/raw_reward")}
+    assert (
+        shown == dict.fromkeys(shown) if skips else {"rollout/own": 2.0, "rollout/mine": 2.0, "rollout/raw_reward": 2.0}
+    )
+    assert "rollout/wasted_tokens" in metrics
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_an_evaluation_log_function_sees_each_set_adds_metrics_and_may_skip_the_rest(skips):
+    seen = []
+
+    async def log(rollout_id, args, data, extra_metrics):
+        seen.append((rollout_id, data, dict(extra_metrics)))
+        extra_metrics["mine"] = 4
+        return skips
+
+    with function_registry.temporary("user.log", log):
+        metrics = asyncio.run(side_of("--custom-eval-rollout-log-function-path", "user.log").evaluate(7))
+    assert seen == [(7, EVALUATION.data, {"eval/own": 3.0})]
+    told = {"eval/own": 3.0, "eval/mine": 4.0, "eval/held_out": 0.5, "eval/held_out-pass@1": 0.5,
+            "eval/held_out-none_reward_ratio": 0.0, "eval/held_out-truncated_ratio": 0.0}  # fmt: skip
+    assert metrics == ({} if skips else told)
+
+
+def test_a_log_function_that_fails_names_itself_what_it_failed_on_and_its_own_line():
+    def log(*given):
+        raise KeyError("mine")
+
+    where = r" failed on {}: KeyError: 'mine' \(.*test_rollout_side\.py:\d+\)"
+    with function_registry.temporary("user.log", log):
+        with pytest.raises(HookError, match=r"user\.log" + where.format("the batch of step 0")):
+            taken("--reward-key", "score", "--custom-rollout-log-function-path", "user.log")
+        with pytest.raises(HookError, match=r"user\.log" + where.format("the evaluation after step 7")):
+            asyncio.run(side_of("--custom-eval-rollout-log-function-path", "user.log").evaluate(7))

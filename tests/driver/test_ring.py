@@ -49,7 +49,7 @@ class Log:
     async def covered(self, step):
         pass
 
-    async def evaluate(self):
+    async def evaluate(self, step):
         self.calls.append("evaluate")
         return {"eval/x": 0.25}
 

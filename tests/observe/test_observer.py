@@ -45,7 +45,9 @@ class Run:
     def __init__(self, path: Path, *trackers: Recording) -> None:
         self.console = Console(file=io.StringIO(), width=200)
         self.folder = RunFolder(path)
-        self.observer = Observer(self.folder, LiveView("run", 10, console=self.console), trackers)
+        self.observer = Observer(self.folder, LiveView("run", 10, console=self.console))
+        for tracker in trackers:
+            self.observer.attach(tracker.name, lambda tracker=tracker: tracker)
 
     @property
     def shown(self) -> str:

@@ -541,7 +541,7 @@ def test_every_evaluation_is_complete_of_one_version_and_the_last_always_runs():
     assert list(sim.record.evaluations) == [0, 2, 4]
     versions = [m["eval/weight_version"] for m in sim.record.evaluations.values()]
     for version, result in zip(versions, sim.direct.evaluations, strict=True):
-        samples = [s for g in result["held_out"] for s in g]
+        samples = result.data["held_out"]["samples"]
         assert len(samples) == 128
         assert {span.version for s in samples for span in s.version_spans} == {version}
     assert all(p is not None and p >= 0 for p in trained_prompts(sim))
