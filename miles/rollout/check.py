@@ -146,7 +146,7 @@ def _check_data_buffer(settings: Settings, made: Any, problems: Problems) -> Non
             flag, path, f"has no {' and no '.join(lacking)}",
             "a subclass of miles.rollout.fully_async_data_buffer.DataBuffer works",
         )  # fmt: skip
-    if settings.staleness_policy == "wait":
+    if settings.rollout.staleness_policy == "wait":
         problems.add(
             "--staleness-policy", "wait", f"{path} alone knows which groups it gives next", "evict and mask work"
         )

@@ -150,5 +150,5 @@ def test_evaluations_are_whole_and_of_one_version(policy):
     sim = simulate(flags, FakeEngine(length=LONG_TAIL), eval_sets=[held_out])
     assert list(sim.record.evaluations) == [0, 2, 4]
     for metrics, result in zip(sim.record.evaluations.values(), sim.direct.evaluations, strict=True):
-        spans = {s.version for g in result["held_out"] for x in iter_samples(g) for s in x.version_spans}
+        spans = {s.version for x in result.data["held_out"]["samples"] for s in x.version_spans}
         assert spans == {metrics["eval/weight_version"]}
