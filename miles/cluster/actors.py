@@ -134,7 +134,7 @@ class RolloutSide:
             resume(self._source, _saved_samples(Path(resume_from) / SAMPLES_FILE))
         evaluation = eval_sets(settings)
         for eval_set in evaluation:
-            self._tell_skipped(f"--eval-prompt-data {eval_set.name}", len(eval_set.skipped), *eval_set.skipped[:1])
+            self._tell_skipped(f"{settings.eval_flag} {eval_set.name}", len(eval_set.skipped), *eval_set.skipped[:1])
         self._rewards = Rewards(args, make_scorer(settings))
         self._publisher = Publisher(
             client,

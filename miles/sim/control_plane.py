@@ -80,7 +80,7 @@ class Simulation:
     answer_s: float = 0.0
     scoring: Scoring | None = None
     tokenizer: Any = None
-    encode: Encode = lambda prompt, tools: [ord(c) for c in str(prompt)] or [0]  # noqa: E731
+    encode: Encode = lambda prompt, tools: [ord(c) for c in str(prompt)] or [0]
     eval_sets: Sequence[EvalSet] = ()
     source: Any = None
     record: Record = field(default_factory=Record)
