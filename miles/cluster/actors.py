@@ -133,7 +133,7 @@ class RolloutSide:
         self._tell_lineage(begins)
         evaluation = eval_sets(settings)
         for eval_set in evaluation:
-            self._tell_skipped(f"--eval-prompt-data {eval_set.name}", len(eval_set.skipped), *eval_set.skipped[:1])
+            self._tell_skipped(f"{settings.eval_flag} {eval_set.name}", len(eval_set.skipped), *eval_set.skipped[:1])
         self._rewards = Rewards(args, make_scorer(settings))
         self._publisher = Publisher(
             client,

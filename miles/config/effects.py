@@ -31,6 +31,11 @@ NEEDS = {
     "eval_top_p": "eval_interval",
     "eval_top_k": "eval_interval",
     "eval_max_response_len": "eval_interval",
+    "eval_max_context_len": "eval_interval",
+    "eval_min_new_tokens": "eval_interval",
+    "eval_max_prompt_len": "eval_interval",
+    "eval_tool_key": "eval_interval",
+    "eval_config": "eval_interval",
     "tb_project_name": "use_tensorboard",
     "tb_experiment_name": "use_tensorboard",
     "wandb_mode": "use_wandb",
@@ -48,6 +53,7 @@ NEEDS = {
 """Settings that say nothing without another one."""
 UNLESS = {
     "num_epoch": "num_rollout",
+    "eval_prompt_data": "eval_config",
     "micro_batch_size": "max_tokens_per_gpu",
     "custom_reward_post_process_path": "custom_convert_samples_to_train_data_path",
     "get_mismatch_metrics": "use_tis",

@@ -142,6 +142,8 @@ def place(flag: str, source: str | None) -> str:
 def _typed(setting: Field[Any], hint: Any, text: Any) -> Any:
     base, choices = base_type(hint), setting.metadata["choices"]
     several = is_tuple(hint)
+    if isinstance(text, list | dict) and not (several and isinstance(text, list)) and base is not dict:
+        raise ValueError("is more than one value")
     words = text if several and isinstance(text, list) else [text]
     values = tuple(_scalar(base, word) for word in words)
     if choices and not set(values) <= set(choices):

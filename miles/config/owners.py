@@ -265,6 +265,9 @@ class EvalSettings:
 
     eval_interval: int | None = flag(None, "training steps between evaluations", positive=True)
     eval_prompt_data: tuple[str, ...] = flag((), "NAME PATH pairs of evaluation files")
+    eval_config: str | None = flag(
+        None, "YAML or JSON file, or base64: and its text: evaluation files with settings of their own"
+    )
     eval_function_path: str | None = flag(
         None, "module.name of a function that evaluates; unset: the evaluation files are sampled and scored"
     )
@@ -283,6 +286,10 @@ class EvalSettings:
         None, "evaluation rows with more tokens are left out; unset: as in training", positive=True
     )
     eval_max_response_len: int | None = flag(None, "most tokens of a response; unset: as in training", positive=True)
+    eval_max_context_len: int | None = flag(
+        None, "most tokens of prompt plus response; unset: as in training", positive=True
+    )
+    eval_min_new_tokens: int | None = flag(None, "fewest tokens of a response")
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from miles.config import command_line, flags, known
 from miles.config.command_line import Passed
+from miles.config.eval_config import EvalDataset, read_datasets
 from miles.config.owners import (
     CheckpointSettings,
     DataSettings,
@@ -42,8 +43,9 @@ Mode = Literal["sync", "one_step_off", "fully_async", "function"]
 class Settings:
     """Everything a run is told.
 
-    ``sources``: where each setting that was given comes from, by name (a flag, or file and line); ``passthrough``: flags
-    of sglang and its router with their values (True without one), as given; ``attributes``: what hooks get besides.
+    ``configured_sets``: the evaluation sets of ``--eval-config``; ``sources``: where each setting that was given comes
+    from, by name (a flag, or file and line); ``passthrough``: flags of sglang and its router with their values (True
+    without one), as given; ``attributes``: what hooks get besides.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -57,6 +59,7 @@ class Settings:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     run: RunSettings = field(default_factory=RunSettings)
     debug: DebugSettings = field(default_factory=DebugSettings)
+    configured_sets: tuple[EvalDataset, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     passthrough: Mapping[str, Passed] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -96,8 +99,14 @@ class Settings:
         }
         others = [(r.field, r.hint) for r in cls.known_rows()]
         attributes = given.attributes | flags.convert(others, given.values, problems, **more)
+        config = given.values.get("eval_config")
         return cls(
-            **parts, sources=given.sources, passthrough=given.passthrough, attributes=attributes, program=program
+            **parts,
+            configured_sets=() if config is None else read_datasets(config, problems),
+            sources=given.sources,
+            passthrough=given.passthrough,
+            attributes=attributes,
+            program=program,
         )
 
     @classmethod
@@ -193,12 +202,20 @@ class Settings:
         return self.reward.eval_reward_key or self.reward.reward_key
 
     @property
-    def eval_sets(self) -> tuple[tuple[str, str], ...]:
-        """(name, path) of each evaluation file; a single value gets the name "aime", as launch scripts expect."""
+    def eval_flag(self) -> str:
+        """What names the evaluation files."""
+        return "--eval-prompt-data" if self.eval.eval_config is None else "--eval-config"
+
+    @property
+    def eval_datasets(self) -> tuple[EvalDataset, ...]:
+        """The sets of ``--eval-config``, else those of ``--eval-prompt-data``, where a path alone has the name "aime", as
+        launch scripts expect."""
         words = self.eval.eval_prompt_data
+        if self.eval.eval_config is not None:
+            return self.configured_sets
         if len(words) == 1:
-            return (("aime", words[0]),)
-        return tuple(zip(words[::2], words[1::2], strict=False))
+            return (EvalDataset("aime", words[0]),)
+        return tuple(EvalDataset(name, path) for name, path in zip(words[::2], words[1::2], strict=False))
 
     @property
     def num_engines(self) -> int:
@@ -242,6 +259,7 @@ class Settings:
             "top_p": e.eval_top_p,
             "top_k": e.eval_top_k,
             "max_new_tokens": e.eval_max_response_len,
+            "min_new_tokens": e.eval_min_new_tokens,
         }
         return self.sampling_params() | {k: v for k, v in own.items() if v is not None}
 
@@ -259,6 +277,7 @@ class Settings:
         flat["rollout_max_prompt_len"] = self.max_prompt_len
         flat["chat_template_path"] = self.chat_template_file
         flat["eps_clip_high"] = self.train.eps_clip_high or self.train.eps_clip
+        flat["eval_datasets"] = list(self.eval_datasets)
         flat["eval_reward_key"] = self.eval_reward_key
         flat["global_batch_size"] = self.samples_per_optimizer_step
         flat["rollout_num_gpus"] = self.num_engines * self.engine.rollout_num_gpus_per_engine
@@ -268,10 +287,14 @@ class Settings:
 
     def shown(self) -> dict[str, Any]:
         """Everything, by owner, as files and trackers may hold it: secrets are masked."""
-        return {
-            name: {f.name: flags.shown(f, vars(part)[f.name]) for f in fields(part)}
-            for name, part in zip(self.owners(), self.parts(), strict=True)
-        } | {"given": sorted(self.given), "passthrough": self.passthrough, "attributes": self.attributes}
+        parts = zip(self.owners(), self.parts(), strict=True)
+        shown = {name: {f.name: flags.shown(f, vars(part)[f.name]) for f in fields(part)} for name, part in parts}
+        return shown | {
+            "eval_datasets": [asdict(dataset) for dataset in self.configured_sets],
+            "given": sorted(self.given),
+            "passthrough": self.passthrough,
+            "attributes": self.attributes,
+        }
 
     def to_json(self) -> str:
         """What ``settings.json`` of a run folder holds."""

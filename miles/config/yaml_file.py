@@ -27,18 +27,21 @@ class Entry:
 def read_entries(flag: str, path: str, problems: Problems) -> list[Entry]:
     """The entries of a file, or of YAML text after ``base64:``; keys without a value are left out."""
     works = "a YAML file works: one `key: value` a line"
+    read = read_text(flag, path, works, problems)
+    return [] if read is None else _parse(flag, *read, problems, works)
+
+
+def read_text(flag: str, path: str, works: str, problems: Problems) -> tuple[str, str] | None:
+    """The name and the text of a file, or of what stands after ``base64:``; None, and a problem, where it can't be read."""
     try:
         if path.startswith(BASE64):
-            name, content = "base64", base64.b64decode(path.removeprefix(BASE64), validate=True).decode()
-        else:
-            name, content = path, Path(path).read_text()
+            return "base64", base64.b64decode(path.removeprefix(BASE64), validate=True).decode()
+        return path, Path(path).read_text()
     except FileNotFoundError:
         problems.add(flag, path, "there is no such file", works)
-        return []
     except (OSError, UnicodeDecodeError, binascii.Error) as error:
-        problems.add(flag, path, f"can't be read: {error}", works)
-        return []
-    return _parse(flag, name, content, problems, works)
+        problems.add(flag, path, f"can't be read: {getattr(error, 'strerror', None) or error}", works)
+    return None
 
 
 def _parse(flag: str, name: str, content: str, problems: Problems, works: str) -> list[Entry]:

@@ -83,26 +83,28 @@ def _check_length(settings: Settings, rows: int | None, problems: Problems) -> N
 
 
 def _check_eval(settings: Settings, check_first: FirstRowCheck, problems: Problems) -> None:
-    words, flag = settings.eval.eval_prompt_data, "--eval-prompt-data"
+    words, flag, config = settings.eval.eval_prompt_data, settings.eval_flag, settings.eval.eval_config
     if settings.eval.eval_function_path is not None:
-        if words:
+        if words or config:
             problems.warn(f"{flag} has no effect beside --eval-function-path, whose function has its own prompts")
         return
-    if settings.eval.eval_interval is not None and not words:
+    if settings.eval.eval_interval is not None and not words and config is None:
         problems.add(flag, None, f"--eval-interval is {settings.eval.eval_interval}", f"{flag} NAME PATH works")
-    if len(words) > 1 and len(words) % 2:
+    if config is None and len(words) > 1 and len(words) % 2:
         problems.add(
             flag, " ".join(words), f"{len(words)} words are no NAME PATH pairs", f"{flag} aime eval.jsonl works"
         )
         return
-    for name, count in Counter(name for name, _ in settings.eval_sets).items():
+    for name, count in Counter(d.name for d in settings.eval_datasets).items():
         if count > 1:
             problems.add(flag, name, f"the name is given to {count} files", "a name of its own for each works")
-    keys = RowKeys.of_evaluation(settings)
-    for name, path in settings.eval_sets:
-        found = _check_word(f"{flag} {name}", path, keys, check_first, problems)
+    for dataset in settings.eval_datasets:
+        if not dataset.path:
+            continue
+        place, keys = f"{flag} {dataset.name}", RowKeys.of_evaluation(settings, dataset)
+        found = _check_word(place, dataset.path, keys, check_first, problems)
         if found is not None and found[0].weight is not None:
-            problems.add(f"{flag} {name}", path, "weights mix training prompts", f"{found[0].where} works")
+            problems.add(place, dataset.path, "weights mix training prompts", f"{found[0].where} works")
 
 
 def _check_word(

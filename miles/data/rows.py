@@ -24,6 +24,7 @@ from itertools import islice
 from typing import Any, NoReturn, overload
 
 from miles.config import Settings
+from miles.config.eval_config import EvalDataset
 from miles.data.messages import message_problem
 from miles.errors import DataError
 from miles.types import Message
@@ -47,14 +48,14 @@ class RowKeys:
         return cls(data.input_key, data.label_key, data.metadata_key, data.tool_key)
 
     @classmethod
-    def of_evaluation(cls, settings: Settings) -> RowKeys:
-        """What evaluation leaves unset is as in training."""
+    def of_evaluation(cls, settings: Settings, dataset: EvalDataset) -> RowKeys:
+        """What a set leaves unset is as in evaluation, and what that leaves unset as in training."""
         own, data = settings.eval, settings.data
         return cls(
-            own.eval_input_key or data.input_key,
-            own.eval_label_key or data.label_key,
-            data.metadata_key,
-            own.eval_tool_key or data.tool_key,
+            dataset.input_key or own.eval_input_key or data.input_key,
+            dataset.label_key or own.eval_label_key or data.label_key,
+            dataset.metadata_key or data.metadata_key,
+            dataset.tool_key or own.eval_tool_key or data.tool_key,
         )
 
     def names(self) -> list[str]:

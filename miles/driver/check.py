@@ -42,8 +42,8 @@ def check(settings: Settings, problems: Problems) -> None:
 
 
 def _check_intervals(settings: Settings, problems: Problems) -> None:
-    if settings.eval.eval_interval is None and settings.eval.eval_prompt_data:
-        problems.warn("--eval-prompt-data is given but --eval-interval is not: nothing will be evaluated")
+    if settings.eval.eval_interval is None and settings.eval_datasets:
+        problems.warn(f"{settings.eval_flag} is given but --eval-interval is not: nothing will be evaluated")
 
 
 def _check_folders(settings: Settings, problems: Problems) -> None:

@@ -66,6 +66,12 @@ class GenerateFnInput:
     def args(self) -> Namespace:
         return self.state.args  # type: ignore[no-any-return]
 
+    @property
+    def max_context_len(self) -> int | None:
+        """Most tokens of prompt plus response, where evaluation may have a bound of its own; None: the engine's."""
+        own: int | None = self.args.eval_max_context_len if self.evaluation else None
+        return own or self.args.rollout_max_context_len
+
 
 @dataclass(frozen=True)
 class GenerateFnOutput:

@@ -63,17 +63,45 @@ def _check_schedule(settings: Settings, problems: Problems) -> None:
 
 
 def _check_sampling(settings: Settings, problems: Problems) -> None:
-    sampling, evaluation = settings.sampling, settings.eval
-    for flag, value in (("--rollout-top-p", sampling.rollout_top_p), ("--eval-top-p", evaluation.eval_top_p)):
+    sampling, evaluation, sets = settings.sampling, settings.eval, settings.eval_datasets
+    top_p = {f"--eval-config {d.name} top_p": d.top_p for d in sets}
+    for flag, value in {
+        "--rollout-top-p": sampling.rollout_top_p,
+        "--eval-top-p": evaluation.eval_top_p,
+        **top_p,
+    }.items():
         if value is not None and not 0 < value <= 1:
             problems.add(flag, value, "is no share of probability", "above 0 and up to 1 works")
-    for flag, count in (("--rollout-top-k", sampling.rollout_top_k), ("--eval-top-k", evaluation.eval_top_k)):
+    top_k = {f"--eval-config {d.name} top_k": d.top_k for d in sets}
+    for flag, count in {
+        "--rollout-top-k": sampling.rollout_top_k,
+        "--eval-top-k": evaluation.eval_top_k,
+        **top_k,
+    }.items():
         if count is not None and count != -1 and count < 1:
             problems.add(flag, count, "keeps no token", "1 or more works, or -1 for all")
-    if evaluation.eval_temperature is not None and evaluation.eval_temperature < 0:
+    temperatures = {f"--eval-config {d.name} temperature": d.temperature for d in sets}
+    for flag, value in {"--eval-temperature": evaluation.eval_temperature, **temperatures}.items():
+        if value is not None and value < 0:
+            problems.add(flag, value, "must not be negative", "0 (greedy) or more works")
+    _check_eval_lengths(settings, problems)
+
+
+def _check_eval_lengths(settings: Settings, problems: Problems) -> None:
+    context, own = settings.sampling.rollout_max_context_len, settings.eval.eval_max_context_len
+    if context is not None and own is not None and own > context:
         problems.add(
-            "--eval-temperature", evaluation.eval_temperature, "must not be negative", "0 (greedy) or more works"
-        )
+            "--eval-max-context-len", own, f"engines are started for --rollout-max-context-len {context}",
+            f"{context} or less works",
+        )  # fmt: skip
+    evaluation = {"--eval-min-new-tokens": settings.eval_sampling_params()}
+    sets = {f"--eval-config {d.name} min_new_tokens": d for d in settings.eval_datasets if d.min_new_tokens is not None}
+    evaluation |= {flag: settings.eval_sampling_params() | d.sampling_params() for flag, d in sets.items()}
+    for flag, params in evaluation.items():
+        least, most = params.get("min_new_tokens"), params["max_new_tokens"]
+        if least is not None and not 0 <= least <= (most or least):
+            most = f"0 to {most}" if most else "0 or more"
+            problems.add(flag, least, "is no number of tokens that a response may have", f"{most} works")
 
 
 def _check_mode(settings: Settings, problems: Problems) -> None:
@@ -126,6 +154,8 @@ def _check_hooks(settings: Settings, problems: Problems) -> None:
     }
     if settings.mode == "function":
         paths["--rollout-function-path"] = rollout.rollout_function_path
+    for dataset in settings.eval_datasets:
+        paths[f"--eval-config {dataset.name} custom_generate_function_path"] = dataset.custom_generate_function_path
     for flag, path in paths.items():
         try:
             function = load_function(path)

@@ -294,8 +294,10 @@ def training_limit(settings: Settings) -> PromptLimit | None:
 
 
 def eval_limit(settings: Settings) -> PromptLimit | None:
-    """``--eval-max-prompt-len``; unset: as in training."""
-    tokens = settings.eval.eval_max_prompt_len
+    """``--eval-max-prompt-len``; unset: one less than ``--eval-max-context-len``, else as in training."""
+    tokens, context = settings.eval.eval_max_prompt_len, settings.eval.eval_max_context_len
+    if tokens is None and context is not None:
+        return _limit(settings, context - 1, f"--eval-max-prompt-len (--eval-max-context-len {context} - 1)")
     return training_limit(settings) if tokens is None else _limit(settings, tokens, "--eval-max-prompt-len")
 
 
@@ -310,17 +312,24 @@ def eval_sets(settings: Settings) -> list[EvalSet]:
 
     Raises DataError where all rows of a file are too long.
     """
-    sets, used, count = [], 0, settings.eval.n_samples_per_eval_prompt
-    limit = eval_limit(settings) if settings.eval_sets else None
-    for name, path in settings.eval_sets:
-        rows = list(Word.parse(path).open(RowKeys.of_evaluation(settings)))
+    if settings.eval.eval_function_path is not None:
+        return []
+    sets, used = [], 0
+    limit = eval_limit(settings) if settings.eval_datasets else None
+    for dataset in settings.eval_datasets:
+        count = dataset.n_samples_per_eval_prompt or settings.eval.n_samples_per_eval_prompt
+        rows = list(Word.parse(dataset.path).open(RowKeys.of_evaluation(settings, dataset)))
         refusals = [limit.refusal(row) if limit else None for row in rows]
         groups = []
         for number, row in enumerate(row for row, why in zip(rows, refusals, strict=True) if why is None):
             used += count
             groups.append(fresh_samples(row, number, -used, count))
+            for sample in groups[-1]:
+                sample.metadata |= deepcopy(dataset.metadata())
+                sample.generate_function_path = dataset.custom_generate_function_path
         skipped = [why for why in refusals if why is not None]
         if not groups:
-            raise DataError(f"--eval-prompt-data {name} {path}: all {len(rows)} rows are too long; {skipped[0]}")
-        sets.append(EvalSet(name, groups, tuple(skipped)))
+            place = f"{settings.eval_flag} {dataset.name} {dataset.path}"
+            raise DataError(f"{place}: all {len(rows)} rows are too long; {skipped[0]}")
+        sets.append(EvalSet(dataset.name, groups, tuple(skipped), dataset.sampling_params()))
     return sets

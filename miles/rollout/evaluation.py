@@ -7,9 +7,9 @@ whose ``data`` has for each set, by name, ``rewards`` (None: unscored), ``trunca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from miles.errors import EngineFailed, EngineRefused, HookError, RewardFailed
@@ -25,12 +25,13 @@ from miles.types import Group, Sample
 class EvalSet:
     """One evaluation file: ``groups`` are its prompts, each as often as it is sampled; samples are never reused.
 
-    ``skipped`` says of each row that was left out why.
+    ``skipped`` says of each row that was left out why; ``sampling_params`` are those that this set has of its own.
     """
 
     name: str
     groups: Sequence[list[Sample]]
     skipped: Sequence[str] = ()
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Evaluates(Protocol):
@@ -72,7 +73,7 @@ class Evaluator:
         self._free = asyncio.Semaphore(self._slots)
         async with asyncio.TaskGroup() as samples:
             tasks = {
-                s.name: [[samples.create_task(self._sample(x)) for x in group] for group in s.groups]
+                s.name: [[samples.create_task(self._sample(x, s.sampling_params)) for x in group] for group in s.groups]
                 for s in self._sets
             }
         done = {name: [t.result() for group in groups for t in group] for name, groups in tasks.items()}
@@ -85,16 +86,16 @@ class Evaluator:
             "samples": samples,
         }
 
-    async def _sample(self, prototype: Sample) -> Sample:
+    async def _sample(self, prototype: Sample, own: Mapping[str, Any]) -> Sample:
         async with self._free:
-            return await self._attempts(prototype)
+            return await self._attempts(prototype, self._params | dict(own))
 
-    async def _attempts(self, prototype: Sample) -> Sample:
+    async def _attempts(self, prototype: Sample, params: dict[str, Any]) -> Sample:
         for attempt in range(self._budget + 1):
             sample = deepcopy(prototype)
             sample.submit_version = self._state.version
             seed = sampling_seed(self._seed, sample.index, attempt)
-            given = GenerateFnInput(self._state, sample, self._params | {"sampling_seed": seed}, evaluation=True)
+            given = GenerateFnInput(self._state, sample, params | {"sampling_seed": seed}, evaluation=True)
             try:
                 async with asyncio.timeout(self._timeout_s):
                     result = (await self._generate(given)).samples

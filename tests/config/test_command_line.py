@@ -35,7 +35,7 @@ def test_a_file_holds_what_flags_say_and_flags_win(run_file):
     settings, problems = parsed(f"{path} --lr 2e-5")
     assert problems.lines == []
     assert (settings.fully_async, settings.train.lr, settings.rollout.rollout_batch_size) == (True, 2e-5, 8)
-    assert settings.eval_sets == (("reverse", "eval.jsonl"),)
+    assert [(d.name, d.path) for d in settings.eval_datasets] == [("reverse", "eval.jsonl")]
     assert settings.data.apply_chat_template_kwargs == {"enable_thinking": False}
     assert (settings.run.run_name, settings.model.seed) == ("2026_07", 1234)
     assert not settings.train.use_tis and not settings.train.grpo_std_normalization

@@ -127,7 +127,8 @@ def test_the_run_folder_gets_settings_as_json():
 
 
 def test_one_evaluation_path_alone_is_named_aime():
-    assert settings_of("--eval-prompt-data p.jsonl").eval_sets == (("aime", "p.jsonl"),)
+    [dataset] = settings_of("--eval-prompt-data p.jsonl").eval_datasets
+    assert (dataset.name, dataset.path) == ("aime", "p.jsonl")
 
 
 def test_the_first_era_door_refuses_what_is_not_here():

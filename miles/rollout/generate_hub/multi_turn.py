@@ -64,7 +64,7 @@ async def _append_results(input: GenerateFnInput, calls: list[ToolCall | BadCall
         for at, (call, result) in enumerate(zip(calls, results, strict=True))
     ]
     ids = _encoder(input).encode_after_turn(messages, sample.tokens[-1:], _tools(input.args, sample))
-    room = tokens_left(sample, input.sampling_params.get("max_new_tokens"), input.args.rollout_max_context_len)
+    room = tokens_left(sample, input.sampling_params.get("max_new_tokens"), input.max_context_len)
     if room is not None and len(ids) >= room:
         sample.status = Sample.Status.TRUNCATED
         return False

@@ -21,7 +21,7 @@ async def sample_response(input: GenerateFnInput) -> None:
     Without room for a token there is no request, and the sample is truncated.
     """
     sample, state = input.sample, input.state
-    room = tokens_left(sample, input.sampling_params.get("max_new_tokens"), state.args.rollout_max_context_len)
+    room = tokens_left(sample, input.sampling_params.get("max_new_tokens"), input.max_context_len)
     if room is not None and room <= 0:
         sample.append_response([], [], [])
         sample.status = Sample.Status.TRUNCATED

@@ -20,7 +20,13 @@ def check(settings: Settings, problems: Problems) -> None:
         problems.add("--rm-retries", reward.rm_retries, "must not be negative", "0 or more works")
     if reward.custom_rm_path:
         _check_hook("--custom-rm-path", reward.custom_rm_path, problems)
+        if any(dataset.rm_type for dataset in settings.eval_datasets):
+            problems.warn("--eval-config: rm_type has no effect beside --custom-rm-path")
         return
+    for dataset in settings.eval_datasets:
+        if dataset.rm_type is not None and not is_known(dataset.rm_type):
+            flag = f"--eval-config {dataset.name} rm_type"
+            problems.add(flag, dataset.rm_type, "there is no such reward type", f"{known_types()} work")
     if reward.group_rm:
         problems.warn("--group-rm has no effect without --custom-rm-path: shipped types score one sample at a time")
     if reward.rm_type is None:
