@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ def examples():
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
+    for name in examples():
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
     def write(name):
         flags, source = examples()[name]
@@ -40,7 +43,9 @@ def written(tmp_path, monkeypatch):
         assert problems.lines == []
         return settings
 
-    return write
+    yield write
+    for name in examples():
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("name", [n for n, (flags, _) in examples().items() if TRAINED & set(flags)])

@@ -7,7 +7,7 @@ import pytest
 from miles.engine.fake import FakeEngine, Hang, Raw, Reset, Say, Status
 from miles.errors import WorkerDied
 from miles.rollout.evaluation import EvalSet
-from miles.types import Sample, iter_samples
+from miles.types import Sample
 from tests.virtual import assert_every_prompt_is_accounted_for, simulate, trained_prompts
 
 LONG_TAIL = lambda payload, rng: 1 + int(60 * rng.random() ** 4)  # noqa: E731
