@@ -27,16 +27,18 @@ def command(*flags):
     return ["bash", str(QUICKSTART), *map(str, flags)]
 
 
-def environment():
-    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHON": sys.executable}
+def environment(**more):
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHON": sys.executable} | more
 
 
-def run(folder, *flags, code=0):
-    """Runs the quickstart in ``folder`` (no checkout, empty PYTHONPATH) to its end; the run folder and the output."""
+def run(folder, *flags, code=0, **more):
+    """Runs the quickstart in ``folder`` (no checkout, empty PYTHONPATH) to its end; the run folder and the output.
+
+    ``more``: environment variables."""
     done = subprocess.run(
         command("--run-name", "r", *flags),
         cwd=folder,
-        env=environment(),
+        env=environment(**more),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -327,3 +329,52 @@ def test_a_rollout_only_run_samples_from_the_first_weights_alone(tmp_path):
     assert not [name for row in steps.values() for name in row if name.startswith("train/")]
     assert list(rows(home, "eval/step")) == [3]
     assert not (home / "checkpoints").exists()
+
+
+HOOKS = """
+def convert(args, samples):
+    kept = [s for s in samples if s.index % 5]
+    return {
+        "tokens": [s.tokens for s in kept], "response_lengths": [s.response_length for s in kept],
+        "loss_masks": [[1] * s.response_length for s in kept],
+        "rollout_log_probs": [s.rollout_log_probs for s in kept],
+        "raw_reward": [s.get_reward_value(args) for s in kept], "sample_indices": [s.index for s in kept],
+    }
+
+
+def loss(args, batch, logits, sum_of_sample_mean):
+    assert all(index % 5 for index in batch["sample_indices"])
+    mean = sum_of_sample_mean(logits.logsumexp(-1))
+    return 1e-6 * mean, {"mine": mean.item()}
+
+
+def broken(args, batch, logits, sum_of_sample_mean):
+    return batch["nothing"]
+"""
+
+
+def test_hooks_of_the_trainer_run_where_they_are_called(tmp_path):
+    (tmp_path / "my_hooks.py").write_text(HOOKS)
+    small = ("--num-rollout", 2, "--rollout-batch-size", 8, "--eval-interval", 2)
+    own = ("--loss-type", "custom_loss", "--custom-loss-function-path")
+    home, _ = run(
+        tmp_path, *small, *own, "my_hooks.loss", "--custom-convert-samples-to-train-data-path", "my_hooks.convert",
+        PYTHONPATH=".",
+    )  # fmt: skip
+    assert all(row["train/mine"] > 0 for row in rows(home, "step").values())
+    _, output = run(tmp_path, *small, *own, "my_hooks.broken", "--run-name", "broken", code=1, PYTHONPATH=".")
+    assert re.search(r"my_hooks\.broken failed on samples .*KeyError: 'nothing' \(.*my_hooks\.py:\d+\)", output)
+
+
+def test_a_run_is_held_to_a_model_and_the_next_to_that_runs_checkpoint(tmp_path):
+    small = ("--num-rollout", 2, "--rollout-batch-size", 8, "--eval-interval", 2)
+    kl = ("--use-kl-loss", "--kl-loss-coef", 0.01, "--kl-loss-type", "low_var_kl")
+    first, output = run(tmp_path, *small, *kl, "--advantage-estimator", "gspo")
+    assert "the reference of the KL term is the model of --hf-checkpoint" in output
+    kls = [row["train/kl_loss"] for row in rows(first, "step").values()]
+    assert kls[0] == pytest.approx(0, abs=1e-6) and kls[1] > 0
+    run(
+        tmp_path, *small, "--ref-load", first, "--run-name", "second",
+        "--advantage-estimator", "reinforce_plus_plus", "--normalize-advantages", "--kl-coef", 0.01,
+    )  # fmt: skip
+    assert rows(tmp_path / "runs" / "second", "step")[1]["rollout/ref_log_probs"] < 0

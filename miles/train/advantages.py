@@ -50,12 +50,15 @@ def grpo_advantages(
     return advantages / scale[group]
 
 
+def are_read(train: TrainSettings) -> bool:
+    """Whether the loss reads advantages at all."""
+    return train.compute_advantages_and_returns and train.loss_type != "sft_loss"
+
+
 def estimate(
     rewards: Sequence[float | None], group_ids: Sequence[int], train: TrainSettings
 ) -> npt.NDArray[np.float64]:
     """The advantages of ``--advantage-estimator`` before what depends on tokens, one per rollout."""
-    if not train.compute_advantages_and_returns:
-        return np.zeros(len(rewards))
     if train.advantage_estimator not in BASELINED or not train.rewards_normalization:
         return plain_advantages(rewards)
     scaled = train.advantage_estimator in SCALED and train.grpo_std_normalization

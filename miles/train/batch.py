@@ -21,7 +21,7 @@ from torch import Tensor
 
 from miles.config.owners import TrainSettings
 from miles.errors import TrainerError
-from miles.train.advantages import estimate
+from miles.train.advantages import are_read, estimate
 from miles.train.losses import LossInputs
 from miles.train.normalisation import token_weights
 
@@ -82,7 +82,6 @@ class MicroBatch:
     trained; P is N unless whole responses are predicted."""
 
     members: tuple[TrainSample, ...]
-
     input_ids: Tensor
     """[B, T], int64"""
     position_ids: Tensor | None
@@ -139,10 +138,9 @@ def read_batch(
 
 
 def _advantages(batch: RolloutBatch, rollouts: Sequence[Rollout], train: TrainSettings) -> list[float | None]:
-    """One advantage per sample: that of its rollout, from the rollout's one reward, unless a hook has made rewards.
-
-    None where nobody has scored the sample."""
-    if not train.compute_advantages_and_returns:
+    """One advantage per sample: that of its rollout, from the rollout's one reward, unless a hook has made rewards; None
+    where nobody has scored it."""
+    if not are_read(train):
         return [0.0] * len(rollouts)
     given: Sequence[float | None] = batch["rewards" if "rewards" in batch else "raw_reward"]
     for index, reward in zip(batch["sample_indices"], given, strict=True):

@@ -7,14 +7,13 @@ from miles.config.flags import place
 from miles.config.owners import TrainSettings
 from miles.errors import HookError
 from miles.hooks import load_function
+from miles.train.advantages import BASELINED, PENALISED, SCALED, are_read
 
 POLICY_ONLY = (
     "advantage_estimator", "eps_clip", "eps_clip_high", "eps_clip_c", "entropy_coef", "use_tis", "use_rollout_logprobs",
     "use_opsm", "use_kl_loss", "custom_tis_function_path", "custom_pg_loss_reducer_function_path", "get_mismatch_metrics",
 )  # fmt: skip
 """Settings that only the policy loss reads."""
-GROUP_RELATIVE = ("grpo", "gspo", "reinforce_plus_plus_baseline")
-PENALISED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 
 def check_losses(settings: Settings, problems: Problems) -> None:
@@ -53,16 +52,15 @@ def _check_type(settings: Settings, problems: Problems) -> None:
 def _check_advantages(settings: Settings, problems: Problems) -> None:
     train = settings.train
     estimator = train.advantage_estimator
-    advantages = train.compute_advantages_and_returns and train.loss_type != "sft_loss"
-    if estimator in PENALISED and advantages and not train.normalize_advantages:
+    if estimator in PENALISED and are_read(train) and not train.normalize_advantages:
         problems.add(
             "--advantage-estimator", estimator, "its advantages are meant to be whitened over the batch",
             "--normalize-advantages works with it",
         )  # fmt: skip
     idle = {
         "gamma": estimator != "reinforce_plus_plus",
-        "grpo_std_normalization": estimator in PENALISED,
-        "rewards_normalization": estimator not in GROUP_RELATIVE,
+        "grpo_std_normalization": estimator not in SCALED,
+        "rewards_normalization": estimator not in BASELINED,
         "kl_coef": estimator not in PENALISED,
     }
     names = {f.name: flags.flag_name(f) for f in flags.flag_fields(TrainSettings)}

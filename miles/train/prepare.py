@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from miles.config.owners import TrainSettings
-from miles.train.advantages import PENALISED, token_advantages, whiten
+from miles.train.advantages import PENALISED, are_read, token_advantages, whiten
 from miles.train.batch import MicroBatch
 from miles.train.exchange import sum_over_ranks
 from miles.train.kl import kl_estimates
@@ -35,7 +35,7 @@ def prepare(
         metrics["rollout/ref_log_probs"] = _mean_reference(plans)
     estimator = train.advantage_estimator
     by_token = train.normalize_advantages or estimator == "reinforce_plus_plus"
-    if train.compute_advantages_and_returns and (by_token or (train.kl_coef and estimator in PENALISED)):
+    if are_read(train) and (by_token or (train.kl_coef and estimator in PENALISED)):
         plans = _with_token_advantages(plans, train)
     return plans, metrics
 

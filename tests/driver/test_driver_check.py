@@ -88,6 +88,26 @@ def test_a_reference_without_a_kl_term_is_idle(tmp_path):
     assert "has no effect" in line
 
 
+KL = "--use-kl-loss --kl-loss-coef 0.1"
+
+
+@pytest.mark.parametrize(
+    "words", [KL, "--kl-coef 0.1 --advantage-estimator reinforce_plus_plus --normalize-advantages"]
+)
+def test_a_reference_that_is_not_there_is_refused(tmp_path, words):
+    (tmp_path / "settings.json").write_text("{}")
+    for folder in (tmp_path, tmp_path / "none"):
+        [line] = lines_about("--ref-load", f"{words} --ref-load {folder}")
+        assert line.startswith(f"--ref-load {folder}: holds no model and no checkpoint") and "works" in line
+
+
+def test_a_reference_may_be_a_model_or_a_checkpoint(trained, tmp_path):
+    assert lines_about("--ref-load", f"{KL} --ref-load {trained}") == []
+    (tmp_path / "config.json").write_text("{}")
+    assert lines_about("--ref-load", f"{KL} --ref-load {tmp_path}") == []
+    assert any("is the model of --hf-checkpoint" in note for note in said(KL).notes)
+
+
 def test_flags_of_servers_that_the_local_engine_lacks_share_one_line():
     words = "--sglang-mem-fraction-static 0.7 --router-policy cache_aware --sglang-max-running-requests 8"
     assert lines_about("no effect on the local engine", words) == [

@@ -67,7 +67,6 @@ def test_estimators_differ_in_baseline_and_scale():
     assert estimated(rewards, groups) == pytest.approx([-0.7071, 0.7071, 0.0, 0.0], abs=1e-4)
     assert estimated(rewards, groups, advantage_estimator="reinforce_plus_plus") == [1.0, 3.0, 5.0, 0.0]
     assert estimated(rewards, groups, advantage_estimator="reinforce_plus_plus_baseline") == [-1.0, 1.0, 0.0, 0.0]
-    assert estimated(rewards, groups, compute_advantages_and_returns=False) == [0.0] * 4
 
 
 def test_returns_are_the_discounted_penalties_that_follow_and_the_reward_of_the_last_token():
