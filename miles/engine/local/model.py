@@ -50,8 +50,8 @@ class Model:
         self._layers = [_layer(config, weights, f"model.layers.{i}") for i in range(config.layers)]
         self._inverse_frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
 
-    def forward(self, tokens_N: Tensor, positions_N: Tensor, last_B: Tensor, attend: Attend) -> Tensor:
-        """Logits (B, vocab) in float32 of the tokens at the indices ``last_B``; N counts all tokens of the step."""
+    def forward(self, tokens_N: Tensor, positions_N: Tensor, last_S: Tensor, attend: Attend) -> Tensor:
+        """Logits (S, vocab) in float32 of the tokens at the indices ``last_S``; N counts all tokens of the step."""
         config = self._config
         x = F.embedding(tokens_N, self._embed)
         rotation = self._rotation(positions_N, x.dtype)
@@ -61,7 +61,7 @@ class Model:
             h = _rms_norm(x, layer.mlp_norm, config.norm_eps)
             gate, up = layer.gate_up(h).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate).mul_(up))
-        x = _rms_norm(x[last_B], self._norm, config.norm_eps)
+        x = _rms_norm(x[last_S], self._norm, config.norm_eps)
         return self._head(x).float()
 
     def _attention(
