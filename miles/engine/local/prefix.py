@@ -7,7 +7,8 @@ ended requests is dropped when the weights change.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np

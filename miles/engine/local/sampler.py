@@ -1,9 +1,9 @@
 """Logits of a step and one uniform number per request in; a token and its log-prob per request out.
 
 The returned log-prob is that of the distribution a trainer compares with: log-softmax of logits / temperature, before
-penalties, top-k, top-p, min-p and min_new_tokens change anything (temperature 0 is greedy, and counts as 1 here). A token is drawn
-by inverting the cumulative distribution at the request's uniform number, which is a function of its seed and the position
-alone: what a request draws doesn't depend on who else runs.
+penalties, top-k, top-p, min-p and min_new_tokens change anything (temperature 0 is greedy, and counts as 1 here). A token
+is drawn by inverting the cumulative distribution at the request's uniform number, which is a function of its seed
+and the position alone: what a request draws doesn't depend on who else runs.
 
 A token survives truncation if it passes each test on that same distribution (SGLang's rule): it is among the ``top_k`` most
 likely, the tokens more likely than it have less than ``top_p`` in sum, its probability is at least ``min_p`` times the

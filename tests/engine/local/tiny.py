@@ -65,7 +65,13 @@ def load_model(folder: Path) -> Model:
 
 
 def make_scheduler(
-    folder: Path, *, tokens: int = 8192, rows: int = 16, prefill_tokens: int = 512, prefix_tokens: int = 1024, **mode: bool
+    folder: Path,
+    *,
+    tokens: int = 8192,
+    rows: int = 16,
+    prefill_tokens: int = 512,
+    prefix_tokens: int = 1024,
+    **mode: bool,
 ) -> Scheduler:
     cache = KVCache(ModelConfig.read(folder), torch.float32, tokens, rows)
     return Scheduler(cache, prefill_tokens, prefix_tokens, **mode)
