@@ -134,7 +134,7 @@ def _layer(config: ModelConfig, weights: Mapping[str, Tensor], name: str) -> _La
 
 def _packs(dtype: torch.dtype) -> bool:
     """In float32 packing gains nothing on the CPUs that it was measured on."""
-    return dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
+    return dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
 def _own(weight: Tensor) -> Tensor:

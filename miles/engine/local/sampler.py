@@ -105,7 +105,7 @@ def _edit(logits_V: Tensor, sequence: Sequence) -> None:
     """Applies a request's penalties and min_new_tokens to its tempered logits, in place."""
     params, temperature = sequence.params, 1.0 if sequence.params.greedy else sequence.params.temperature
     if params.penalised and sequence.output_ids:
-        ids, counts = torch.tensor(sequence.output_ids).unique(return_counts=True)
+        ids, counts = torch.unique(torch.tensor(sequence.output_ids), return_counts=True)
         raw = logits_V[ids] * temperature - params.frequency_penalty * counts - params.presence_penalty
         repetition = params.repetition_penalty
         logits_V[ids] = torch.where(raw > 0, raw / repetition, raw * repetition) / temperature
@@ -157,7 +157,7 @@ def _invert(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
     if weights_BV.shape[1] <= 2 * BLOCK:
         running_BV = weights_BV.cumsum(dim=-1)
         return _first_reaching(running_BV, running_BV[:, -1] * uniform_B)
-    blocks_BNK = F.pad(weights_BV, (0, -weights_BV.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    blocks_BNK = F.pad(weights_BV, (0, -weights_BV.shape[1] % BLOCK)).view(len(weights_BV), -1, BLOCK)
     running_BN = blocks_BNK.sum(dim=-1).cumsum(dim=-1)
     target_B = running_BN[:, -1] * uniform_B
     block_B = _first_reaching(running_BN, target_B)
