@@ -177,6 +177,9 @@ class EngineSettings:
     sglang_max_total_tokens: int | None = flag(
         None, "KV cache of one engine, in tokens; unset: from the context length", positive=True
     )
+    deterministic_mode: bool = flag(
+        False, "local engines sample the same for a prompt and seed, whatever else runs; costs prefix sharing and speed"
+    )
     rollout_health_check_interval: float = flag(30.0, "seconds between health checks of an engine", positive=True)
     rollout_health_check_timeout: float = flag(30.0, "seconds a health check may take", positive=True)
     engine_start_timeout_s: float | None = flag(

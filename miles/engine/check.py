@@ -54,8 +54,26 @@ def check(settings: Settings, problems: Problems) -> None:
             "1 works, or --update-weight-transfer-mode broadcast, or disk with --update-weight-disk-dir on a shared "
             "filesystem",
         )  # fmt: skip
+    _check_deterministic(settings, backend, problems)
     _check_context(settings, problems)
     _check_router(settings, problems)
+
+
+def _check_deterministic(settings: Settings, backend: Backend, problems: Problems) -> None:
+    if not settings.engine.deterministic_mode:
+        return
+    if backend.module is not None:
+        problems.add(
+            "--deterministic-mode",
+            "",
+            f"the {backend.name} backend doesn't have it here",
+            "--rollout-backend local works",
+        )
+    if settings.model.torch_threads > 1:
+        problems.add(
+            "--torch-threads", settings.model.torch_threads,
+            "with --deterministic-mode, threads share out a step by its size, which other requests change", "1 works",
+        )  # fmt: skip
 
 
 def _check_router(settings: Settings, problems: Problems) -> None:

@@ -61,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--context-length", type=_positive, default=None, help="most tokens of prompt plus response (the model's)")
     add("--prefill-tokens", type=_positive, default=1024, help="most prompt tokens that join in a step (%(default)s)")
+    add(
+        "--prefix-tokens",
+        type=int,
+        default=8192,
+        help="kept of ended requests, in tokens; 0: share no prefix (%(default)s)",
+    )
+    add("--deterministic", action="store_true", help="what a request samples doesn't depend on the others")
     add("--weight-version", default="default", help="label of the weights in --model-path (%(default)s)")
     add("--seed", type=int, default=0, help="seed of requests that bring none (%(default)s)")
     add(

@@ -87,6 +87,7 @@ class Engine:
     def adopt(self, model: Model, version: str | None) -> None:
         """Swaps the weights, and with them the label where one is given."""
         self._model = model
+        self._scheduler.forget()
         if version is not None:
             self.set_version(version)
 
@@ -100,42 +101,45 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> None:
         """One token for each running request. What fails ends with the cause, and the engine goes on."""
-        joining = self._scheduler.admit()
-        running = self._scheduler.running
-        for sequence in joining:
+        for sequence in self._scheduler.admit():
             sequence.mark_version(self.weight_version)
+        running = self._scheduler.running
+        batch = StepBatch(running, self._scheduler.counts(), self._scheduler.cache, self._scheduler.deterministic)
         try:
-            drawn = self._draw(running, len(running) - len(joining))
+            drawn = self._draw(batch)
         except Exception as error:  # invariant: a failed step costs the requests in it, never the server
             log.exception("a step failed")
-            for row, sequence in enumerate(running):
-                self._fail(row, sequence, f"the engine failed while generating: {type(error).__name__}: {error}")
+            for row in range(len(running)):
+                self._fail(row, f"the engine failed while generating: {type(error).__name__}: {error}")
         else:
-            self._extend(running, drawn)
+            self._scheduler.computed()
+            self._extend(batch.sampled, drawn)
         self._collect(self._scheduler.remove_ended())
 
-    def _draw(self, running: list[Sequence], decoding: int) -> Drawn:
-        """A token per request: the first ``decoding`` have their keys and values cached, the rest join."""
-        if self._sampling.sequences != running:
-            self._sampling = SamplingBatch.of(running)
-        batch = StepBatch(running[:decoding], running[decoding:], self._scheduler.cache)
-        logits_BV = self._model.forward(batch.tokens_N, batch.positions_N, batch.last_B, batch.attend)
-        uniform_B = uniforms(self._sampling.seeds, batch.ends_B.numpy().astype(np.uint64))
-        return sample(logits_BV, self._sampling, uniform_B)
+    def _draw(self, batch: StepBatch) -> Drawn:
+        """A token for each request that has all its tokens cached after this step."""
+        sampling = [self._scheduler.running[row] for row in batch.sampled]
+        if self._sampling.sequences != sampling:
+            self._sampling = SamplingBatch.of(sampling)
+        logits_SV = self._model.forward(batch.tokens_N, batch.positions_N, batch.last_S, batch.attend)
+        if not sampling:
+            return Drawn([], [], [])
+        uniform_S = uniforms(self._sampling.seeds, batch.ends_S.numpy().astype(np.uint64))
+        return sample(logits_SV, self._sampling, uniform_S)
 
-    def _extend(self, running: list[Sequence], drawn: Drawn) -> None:
-        rows = zip(running, drawn.tokens, drawn.log_probs, drawn.finite, strict=True)
-        for row, (sequence, token, log_prob, finite) in enumerate(rows):
+    def _extend(self, rows: list[int], drawn: Drawn) -> None:
+        for row, token, log_prob, finite in zip(rows, drawn.tokens, drawn.log_probs, drawn.finite, strict=True):
+            sequence = self._scheduler.running[row]
             if not finite:
                 where = f"at response token {len(sequence.output_ids)} with weight version {self.weight_version!r}"
-                self._fail(row, sequence, f"the logits are not finite (NaN or infinity) {where}; check the weights")
+                self._fail(row, f"the logits are not finite (NaN or infinity) {where}; check the weights")
                 continue
             sequence.append(token, log_prob)
             sequence.finish_reason = sequence.reached_end(self._decode)
 
-    def _fail(self, row: int, sequence: Sequence, cause: str) -> None:
+    def _fail(self, row: int, cause: str) -> None:
         """Ends a running request with an error, and leaves no NaN of it in the cache."""
-        sequence.failure = cause
+        self._scheduler.running[row].failure = cause
         self._scheduler.cache.erase(row)
 
     def _collect(self, ended: list[Sequence]) -> None:

@@ -24,6 +24,7 @@ class KVCache:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, max_total_tokens: int, max_rows: int) -> None:
         self.max_total_tokens = max_total_tokens
+        self.values_per_key = config.kv_heads * config.head_dim
         self._max_rows = max_rows
         self._row_shape = (config.kv_heads, config.head_dim)
         self._keys = [_zeros(max_total_tokens, config, dtype) for _ in range(config.layers)]
@@ -43,11 +44,20 @@ class KVCache:
         """Keys and values of a layer as views (rows, kv heads, width, head_dim)."""
         return self._rows(self._keys[index], self._width), self._rows(self._values[index], self._width)
 
-    def move(self, source: int, target: int, length: int) -> None:
+    def copy(self, source: int, target: int, length: int) -> None:
         """Copies the first ``length`` tokens of a row to another row."""
         for block in (*self._keys, *self._values):
             rows = self._rows(block, self._width)
             rows[target, :, :length] = rows[source, :, :length]
+
+    def read(self, row: int, length: int) -> list[Tensor]:
+        """Copies of a row's first ``length`` tokens: one (kv heads, length, head_dim) per layer of keys, then values."""
+        return [self._rows(block, self._width)[row, :, :length].clone() for block in (*self._keys, *self._values)]
+
+    def write(self, row: int, held: list[Tensor], length: int) -> None:
+        """Puts the first ``length`` tokens of what `read` gave into a row."""
+        for block, part in zip((*self._keys, *self._values), held, strict=True):
+            self._rows(block, self._width)[row, :, :length] = part[:, :length]
 
     def erase(self, row: int) -> None:
         """Zeroes a row that may hold NaN or infinity."""

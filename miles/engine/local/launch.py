@@ -26,5 +26,7 @@ def launch(settings: Settings, *, model: str, port: int, extra: Sequence[str] = 
         argv += ["--max-total-tokens", str(engine.sglang_max_total_tokens)]
     if sampling.rollout_max_context_len is not None:
         argv += ["--context-length", str(sampling.rollout_max_context_len)]
+    if engine.deterministic_mode:
+        argv.append("--deterministic")
     env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     return Launch((*argv, *extra), env, READY_LINE)

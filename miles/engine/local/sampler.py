@@ -1,13 +1,14 @@
 """Logits of a step and one uniform number per request in; a token and its log-prob per request out.
 
 The returned log-prob is that of the distribution a trainer compares with: log-softmax of logits / temperature, before
-top-k, top-p, min-p and min_new_tokens take anything away (temperature 0 is greedy, and counts as 1 here). A token is drawn
-by inverting the cumulative distribution at the request's uniform number, which is a function of its seed and the position
-alone: what a request draws doesn't depend on who else runs.
+penalties, top-k, top-p, min-p and min_new_tokens change anything (temperature 0 is greedy, and counts as 1 here). A token
+is drawn by inverting the cumulative distribution at the request's uniform number, which is a function of its seed
+and the position alone: what a request draws doesn't depend on who else runs.
 
 A token survives truncation if it passes each test on that same distribution (SGLang's rule): it is among the ``top_k`` most
 likely, the tokens more likely than it have less than ``top_p`` in sum, its probability is at least ``min_p`` times the
-greatest.
+greatest. Penalties count the response's tokens, not the prompt's, and apply to the logits before the temperature (SGLang's
+rule too): frequency and presence are subtracted, repetition divides positive logits and multiplies negative ones.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from miles.engine.local.sequence import Sequence
 
+BLOCK = 256
+"""Long rows are summed in blocks of this many tokens first, and only the drawn block is looked into."""
 HEAD = 256
 """Truncation looks at this many most likely tokens first, and sorts a whole row only where they aren't enough."""
 
@@ -47,8 +51,8 @@ class SamplingBatch:
     greedy_B: Tensor | None
     """None: nobody is greedy."""
     truncation: Truncation | None
-    minimum: tuple[tuple[int, Sequence], ...]
-    """Rows with a min_new_tokens, and their requests."""
+    edited: tuple[tuple[int, Sequence], ...]
+    """Rows with penalties or a min_new_tokens, and their requests."""
 
     @classmethod
     def of(cls, sequences: Seq[Sequence]) -> SamplingBatch:
@@ -62,7 +66,7 @@ class SamplingBatch:
             temperature_B1=None if set(temperatures) <= {1.0} else torch.tensor(temperatures)[:, None],
             greedy_B=torch.tensor(greedy) if any(greedy) else None,
             truncation=_truncation(sequences, cut) if cut else None,
-            minimum=tuple((row, s) for row, s in enumerate(sequences) if s.params.min_new_tokens),
+            edited=tuple((r, s) for r, s in enumerate(sequences) if s.params.min_new_tokens or s.params.penalised),
         )
 
 
@@ -79,19 +83,34 @@ def sample(logits_BV: Tensor, batch: SamplingBatch, uniform_B: Tensor) -> Drawn:
     """Draws one token per row; ``logits_BV`` and ``uniform_B`` (in (0, 1]) are float32. Overwrites the logits."""
     if batch.temperature_B1 is not None:
         logits_BV.div_(batch.temperature_B1)
-    normaliser_B1 = logits_BV.logsumexp(dim=-1, keepdim=True)
-    log_probs_BV = logits_BV.sub_(normaliser_B1)
-    for row, sequence in batch.minimum:
-        if len(sequence.output_ids) < sequence.params.min_new_tokens:
-            log_probs_BV[row, sequence.stop_ids] = -torch.inf
+    probs_BV = logits_BV.softmax(dim=-1)
+    normaliser_B = logits_BV.amax(dim=-1) - probs_BV.amax(dim=-1).log()
+    choice_BV = logits_BV
+    if batch.edited:
+        choice_BV = logits_BV.clone()
+        for row, sequence in batch.edited:
+            _edit(choice_BV[row], sequence)
+            probs_BV[row] = choice_BV[row].softmax(dim=-1)
     if batch.greedy_B is None:
-        tokens_B = _draw(log_probs_BV, batch, uniform_B)
+        tokens_B = _draw(probs_BV, batch, uniform_B)
     else:
-        tokens_B = log_probs_BV.argmax(dim=-1)
+        tokens_B = choice_BV.argmax(dim=-1)
         if not batch.greedy_B.all():
-            tokens_B = torch.where(batch.greedy_B, tokens_B, _draw(log_probs_BV, batch, uniform_B))
-    chosen_B = log_probs_BV.gather(1, tokens_B[:, None])[:, 0]
-    return Drawn(tokens_B.tolist(), chosen_B.tolist(), normaliser_B1[:, 0].isfinite().tolist())
+            tokens_B = torch.where(batch.greedy_B, tokens_B, _draw(probs_BV, batch, uniform_B))
+    chosen_B = logits_BV.gather(1, tokens_B[:, None])[:, 0] - normaliser_B
+    return Drawn(tokens_B.tolist(), chosen_B.tolist(), normaliser_B.isfinite().tolist())
+
+
+def _edit(logits_V: Tensor, sequence: Sequence) -> None:
+    """Applies a request's penalties and min_new_tokens to its tempered logits, in place."""
+    params, temperature = sequence.params, 1.0 if sequence.params.greedy else sequence.params.temperature
+    if params.penalised and sequence.output_ids:
+        ids, counts = torch.unique(torch.tensor(sequence.output_ids), return_counts=True)
+        raw = logits_V[ids] * temperature - params.frequency_penalty * counts - params.presence_penalty
+        repetition = params.repetition_penalty
+        logits_V[ids] = torch.where(raw > 0, raw / repetition, raw * repetition) / temperature
+    if len(sequence.output_ids) < params.min_new_tokens:
+        logits_V[sequence.stop_ids] = -torch.inf
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> Tensor:
@@ -101,8 +120,7 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> Tensor
     return torch.from_numpy(((bits >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53).float()
 
 
-def _draw(log_probs_BV: Tensor, batch: SamplingBatch, uniform_B: Tensor) -> Tensor:
-    probs_BV = log_probs_BV.exp()
+def _draw(probs_BV: Tensor, batch: SamplingBatch, uniform_B: Tensor) -> Tensor:
     tokens_B = _invert(probs_BV, uniform_B)
     if batch.truncation is not None:
         rows = batch.truncation.rows
@@ -136,9 +154,23 @@ def _survivors(ranked_TR: Tensor, limits: Truncation) -> tuple[Tensor, Tensor]:
 
 def _invert(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """The first index at which the running sum reaches ``uniform`` of the total: never one of weight 0."""
-    running_BV = weights_BV.cumsum(dim=-1)
-    reached = torch.searchsorted(running_BV, running_BV[:, -1:] * uniform_B[:, None])[:, 0]
-    return reached.clamp_(max=weights_BV.shape[1] - 1)
+    if weights_BV.shape[1] <= 2 * BLOCK:
+        running_BV = weights_BV.cumsum(dim=-1)
+        return _first_reaching(running_BV, running_BV[:, -1] * uniform_B)
+    blocks_BNK = F.pad(weights_BV, (0, -weights_BV.shape[1] % BLOCK)).view(len(weights_BV), -1, BLOCK)
+    running_BN = blocks_BNK.sum(dim=-1).cumsum(dim=-1)
+    target_B = running_BN[:, -1] * uniform_B
+    block_B = _first_reaching(running_BN, target_B)
+    rows = torch.arange(len(block_B))
+    before_B = torch.where(block_B > 0, running_BN[rows, block_B - 1], 0.0)
+    inside_BK = blocks_BNK[rows, block_B].cumsum(dim=-1)
+    return block_B * BLOCK + _first_reaching(inside_BK, target_B - before_B)
+
+
+def _first_reaching(running_BN: Tensor, target_B: Tensor) -> Tensor:
+    """The first index with at least the target, which rounding may have put beyond either end."""
+    target_B = torch.minimum(target_B.clamp(min=torch.finfo(torch.float32).tiny), running_BN[:, -1])
+    return torch.searchsorted(running_BN, target_B[:, None])[:, 0].clamp_(max=running_BN.shape[1] - 1)
 
 
 def _truncation(sequences: Seq[Sequence], rows: list[int]) -> Truncation:

@@ -28,6 +28,9 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = -1
     min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -72,6 +75,10 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def penalised(self) -> bool:
+        return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
+
+    @property
     def truncated(self) -> bool:
         """Whether top-k, top-p or min-p take anything away."""
         return not self.greedy and (self.top_k != -1 or self.top_p < 1 or self.min_p > 0)
@@ -110,6 +117,9 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number above 0 and up to 1 is needed"),
     "top_k": (lambda v: _is_int(v) and (v == -1 or v >= 1), "-1 (off) or a whole number of at least 1 is needed"),
     "min_p": (lambda v: _is_number(v) and 0 <= v <= 1, "a number from 0 to 1 is needed"),
+    "frequency_penalty": (lambda v: _is_number(v) and -2 <= v <= 2, "a number from -2 to 2 is needed"),
+    "presence_penalty": (lambda v: _is_number(v) and -2 <= v <= 2, "a number from -2 to 2 is needed"),
+    "repetition_penalty": (lambda v: _is_number(v) and 0 < v <= 2, "a number above 0 and up to 2 is needed"),
     "stop": (lambda v: _are(v, lambda s: isinstance(s, str) and s != ""), "a text or a list of texts is needed"),
     "stop_token_ids": (lambda v: _are(v, lambda i: _is_int(i) and i >= 0), "a list of token ids is needed"),
     "ignore_eos": _FLAG,
@@ -120,9 +130,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 _NEUTRAL: dict[str, Any] = {
     "n": 1,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
     "json_schema": None,
     "regex": None,
     "ebnf": None,

@@ -34,8 +34,12 @@ class Sequence:
     arrival: int = 0
     length: int = 0
     """Prompt and response tokens so far."""
+    cached: int = 0
+    """The first so many of them have their keys and values in the request's row."""
+    epoch: int = -1
+    """All of those were computed with the weights of this epoch of the scheduler."""
     cached_tokens: int = 0
-    """Prompt tokens that needed no prefill."""
+    """Prompt tokens that were not computed for this request, but copied (SGLang's ``cached_tokens``)."""
     _starts: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -44,6 +48,13 @@ class Sequence:
     @property
     def ended(self) -> bool:
         return self.finish_reason is not None or self.failure is not None
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Prompt and response tokens from ``start`` up to ``end``."""
+        prompt = len(self.prompt_ids)
+        if start >= prompt:
+            return self.output_ids[start - prompt : end - prompt]
+        return self.prompt_ids[start:end] + self.output_ids[: max(end - prompt, 0)]
 
     def append(self, token: int, log_prob: float) -> None:
         self.output_ids.append(token)

@@ -41,8 +41,9 @@ class EngineOptions:
 
     ``context_length`` None: the model's. ``max_total_tokens``, the size of the KV cache, None: what all running requests
     need at full context, but no more than an eighth of the machine's memory. ``prefill_tokens``: most
-    prompt tokens that join in one step. ``api_key``: what every request but ``/health`` must bring; an address that others
-    can reach needs one.
+    prompt tokens that join in one step. ``prefix_tokens``: what is kept of ended requests for those that go on from them;
+    0 shares no prefix. ``deterministic``: what a request samples depends on weights, prompt, parameters and seed alone.
+    ``api_key``: what every request but ``/health`` must bring; an address that others can reach needs one.
     """
 
     model_path: Path
@@ -54,6 +55,8 @@ class EngineOptions:
     max_total_tokens: int | None = None
     context_length: int | None = None
     prefill_tokens: int = 1024
+    prefix_tokens: int = 8192
+    deterministic: bool = False
     weight_version: str = "default"
     seed: int = 0
     api_key: str | None = None
@@ -71,7 +74,10 @@ def open_service(options: EngineOptions) -> Service:
     text = Text(folder)
     cache = KVCache(config, dtype, tokens, options.max_running_requests)
     model = Model(config, load_folder(folder, config, dtype))
-    engine = Engine(model, Scheduler(cache, options.prefill_tokens), text.decode, options.weight_version)
+    scheduler = Scheduler(
+        cache, options.prefill_tokens, min(options.prefix_tokens, tokens), deterministic=options.deterministic
+    )
+    engine = Engine(model, scheduler, text.decode, options.weight_version)
     description = {
         "model_path": str(folder),
         "architecture": config.architecture,
@@ -80,6 +86,7 @@ def open_service(options: EngineOptions) -> Service:
         "context_length": context,
         "max_running_requests": options.max_running_requests,
         "max_total_num_tokens": tokens,
+        "deterministic": options.deterministic,
         "threads": torch.get_num_threads(),
     }
     dialect = Dialect(text, config.vocab_size, context, config.eos_ids)

@@ -76,7 +76,8 @@ def test_wrong_requests_are_refused_by_name(dialect, body, said):
         ({"sampling_seed": 2**64}, "64 bits"),
         ({"temprature": 1}, "sampling_params.temprature is unknown; known are max_new_tokens"),
         ({"n": 2}, "sampling_params.n = 2 is not supported; 1 is"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty = 1.2 is not supported"),
+        ({"repetition_penalty": 0}, "above 0 and up to 2"),
+        ({"frequency_penalty": 3}, "a number from -2 to 2"),
         (
             {"min_new_tokens": 4, "max_new_tokens": 4, "stop_token_ids": list(range(VOCAB))},
             "every token of the vocabulary",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from miles.engine.local.sampler import HEAD, SamplingBatch, sample, uniforms
+from miles.engine.local.sampler import BLOCK, HEAD, SamplingBatch, sample, uniforms
 from tests.engine.local.tiny import request
 
 GRID = 4000
@@ -136,3 +136,35 @@ def test_uniform_number_is_a_function_of_seed_and_position_alone():
     for i in range(3):
         assert uniforms(seeds[i : i + 1], positions[i : i + 1])[0] == together[i]
     assert len(set(together.tolist())) == 3
+
+
+def test_long_rows_are_drawn_with_the_probabilities_of_the_reference():
+    """Longer than two blocks, and no multiple of one; a third of the tokens can't be drawn, whole blocks among them."""
+    size = 3 * BLOCK + 37
+    logits = logits_of(size)
+    logits[BLOCK : 2 * BLOCK] = -np.inf
+    logits[-5:] = -np.inf
+    got, drawn = shares(logits)
+    p = tempered(logits, 1.0)
+    assert np.abs(np.cumsum(got) - np.cumsum(p)).max() < 1.5 / GRID
+    assert (p[drawn.tokens] > 0).all()
+    np.testing.assert_allclose(drawn.log_probs, np.log(p[drawn.tokens]), atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_penalties_change_what_is_drawn_by_sglangs_rule_and_not_the_log_probs(temperature):
+    logits, seen = logits_of(12), [3, 3, 3, 5]
+    sequence = request(
+        [7], 9, temperature=temperature, frequency_penalty=0.5, presence_penalty=-0.3, repetition_penalty=1.4
+    )
+    for token in seen:
+        sequence.append(token, 0.0)
+    uniform = (torch.arange(GRID) + 0.5) / GRID
+    drawn = sample(torch.tensor(logits).float().repeat(GRID, 1), SamplingBatch.of([sequence] * GRID), uniform)
+    changed = logits.copy()
+    for token, count in ((3, 3), (5, 1)):
+        changed[token] -= 0.5 * count - 0.3
+        changed[token] = changed[token] / 1.4 if changed[token] > 0 else changed[token] * 1.4
+    got = np.bincount(drawn.tokens, minlength=12) / GRID
+    assert np.abs(got - tempered(changed, temperature)).max() < 1.5 / GRID + 1e-6
+    np.testing.assert_allclose(drawn.log_probs, np.log(tempered(logits, temperature)[drawn.tokens]), atol=1e-5)

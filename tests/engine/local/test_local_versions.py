@@ -163,7 +163,7 @@ def test_several_updates_while_waiting_leave_no_empty_span(folder, other_folder)
 def test_a_request_sent_back_for_lack_of_memory_keeps_exact_spans(folder, other_folder):
     engine = make_engine(folder, tokens=256)
     for i in range(2):
-        engine.submit(request([1] * 110, 60, seed=i))
+        engine.submit(request([1 + i] * 110, 60, seed=i))
     steps(engine, 30)
     assert (engine.running, engine.waiting) == (1, 1)
     engine.set_version("2")

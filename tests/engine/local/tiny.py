@@ -64,11 +64,20 @@ def load_model(folder: Path) -> Model:
     return Model(config, load_folder(folder, config, torch.float32))
 
 
-def make_scheduler(folder: Path, *, tokens: int = 8192, rows: int = 16, prefill_tokens: int = 512) -> Scheduler:
-    return Scheduler(KVCache(ModelConfig.read(folder), torch.float32, tokens, rows), prefill_tokens)
+def make_scheduler(
+    folder: Path,
+    *,
+    tokens: int = 8192,
+    rows: int = 16,
+    prefill_tokens: int = 512,
+    prefix_tokens: int = 1024,
+    **mode: bool,
+) -> Scheduler:
+    cache = KVCache(ModelConfig.read(folder), torch.float32, tokens, rows)
+    return Scheduler(cache, prefill_tokens, prefix_tokens, **mode)
 
 
-def make_engine(folder: Path, **sizes: int) -> Engine:
+def make_engine(folder: Path, **sizes) -> Engine:
     return Engine(load_model(folder), make_scheduler(folder, **sizes), Text(folder).decode)
 
 
