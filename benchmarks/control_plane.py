@@ -20,8 +20,9 @@ from pathlib import Path
 
 from miles.config import Problems, Settings
 from miles.engine.fake import FakeFleet
-from miles.rollout.assembly import make_client, make_worker_feed
+from miles.rollout.assembly import make_worker_feed
 from miles.rollout.base_types import GenerateFnInput
+from miles.rollout.core import Core, make_client
 from miles.rollout.feed import WorkerFeed
 from miles.rollout.filter_hub.base_types import DynamicFilterOutput
 from miles.rollout.generation import GenerateState
@@ -104,12 +105,13 @@ def measure(groups: int) -> dict[str, float]:
     """Events per CPU second and megabytes of growth from a tenth of the way to its end."""
     settings = Settings.parse(FLAGS.split(), Problems())
     ledger, versions, memory = CountingLedger(window=1024), Versions(), []
-    client = make_client(settings, FakeFleet({}))
+    scoring = DirectScoring(lambda made: 1.0)
+    core = Core(make_client(settings, FakeFleet({})), versions, lambda prompt, tools: [1], None, scoring)
     feed = make_worker_feed(
         settings,
         source=CountingSource(8),
-        state=GenerateState(settings.namespace(), client, versions, lambda prompt, tools: [1]),
-        scoring=DirectScoring(lambda made: 1.0),
+        state=GenerateState(settings.namespace(), core),
+        scoring=core.scoring,
         ledger=ledger,
         versions=versions,
         steps=None,
