@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from miles.config import Settings
 from miles.engine.launch import Launch
 
+ROOT = Path(__file__).parents[3]
 READY_LINE = "miles-engine ready"
 
 
@@ -28,5 +31,7 @@ def launch(settings: Settings, *, model: str, port: int, extra: Sequence[str] = 
         argv += ["--context-length", str(sampling.rollout_max_context_len)]
     if engine.deterministic_mode:
         argv.append("--deterministic")
-    env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # the engine is of the same checkout as this process, installed or not, wherever the run was started
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
     return Launch((*argv, *extra), env, READY_LINE)
