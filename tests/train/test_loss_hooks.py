@@ -171,7 +171,10 @@ def test_mismatch_metrics_alone_change_nothing(launch, model, hooks):
 def test_reducer_makes_the_sum_over_samples(launch, model, tmp_path, hooks, cut):
     """Dr. GRPO's: the sum over tokens over a constant, whatever the length of a sample; after a correction's masks."""
 
+    left = []
+
     def reducer(total_lengths, response_lengths, loss_masks, per_token):
+        left.append(sum(int(mask.sum()) for mask in loss_masks))
         assert not per_token and all(t > n for t, n in zip(total_lengths, response_lengths, strict=True))
         return lambda pg: (pg * torch.cat(loss_masks)).sum() / 16
 
@@ -190,6 +193,9 @@ def test_reducer_makes_the_sum_over_samples(launch, model, tmp_path, hooks, cut)
     loss, expected = exact(model, batch, loss_of)
     assert metrics["train/pg_loss"] == pytest.approx(loss, rel=1e-4)
     assert_gradients_close(gradient, expected)
+    trained = sum(int(mask.sum()) for mask in batch["loss_masks"])
+    far = metrics["train/far"] * trained
+    assert sum(left) == pytest.approx(trained - far)
 
 
 # ---- what goes wrong

@@ -9,6 +9,7 @@ import torch
 from miles.config.owners import CheckpointSettings
 from miles.driver.run import reference_folder
 from miles.errors import TrainerError
+from miles.hooks import function_registry
 from tests.train.test_loss_hooks import each_cut, each_mean, mean64
 from tests.train.test_trainer_rank import assert_gradients_close, gradient_of_step
 from tests.train.tiny import (
@@ -131,6 +132,20 @@ def test_penalty_of_tis_is_measured_from_the_trainers_own_log_probs(launch, mode
     foreign = launch(make_settings(model, kl_coef=5.0, **given), reference=str(other)).train(make_batch(), 0)
     assert own["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-3)
     assert foreign["train/grad_norm"] != pytest.approx(plain["train/grad_norm"], rel=1e-2)
+
+
+def test_measuring_the_mismatch_does_not_move_the_penalty(launch, model, other):
+    """Without --use-tis it is measured from the engine's log-probs, own ones or not."""
+    given = {"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": True, "kl_coef": 0.3}
+    measured = {"get_mismatch_metrics": True, "custom_tis_function_path": "user.tis"}
+    with function_registry.temporary("user.tis", lambda **given: (given["pg_loss"], given["loss_masks"], {})):
+        norms = [
+            launch(make_settings(model, **given, **more), reference=str(other)).train(make_batch(), 0)[
+                "train/grad_norm"
+            ]
+            for more in ({}, measured)
+        ]
+    assert norms[0] == norms[1]
 
 
 # ---- where it comes from
