@@ -14,6 +14,7 @@ MilesError
 ├── BufferClosed             nobody will put or take any more; carries the cause
 ├── WorkerDied               generation stopped; chained to the first cause
 ├── TooManyFailures          more groups in a row were given up than --rollout-failure-limit allows
+├── LedgerError              the record of prompts can't be read or written
 ├── TrainerError             the optimizer step can't be taken
 └── Stalled                  virtual time only: everybody waits and no timer is left
 """
@@ -87,6 +88,10 @@ class WorkerDied(MilesError):
 
 class TooManyFailures(MilesError):
     """More groups in a row were given up than the run accepts."""
+
+
+class LedgerError(MilesError):
+    """The ledger of a run can't be read or written: full disk, damaged file, another process."""
 
 
 class TrainerError(MilesError):

@@ -79,7 +79,7 @@ class Changes:
     """Wakes everybody who waits whenever something changed; each waiter then looks at its own condition again."""
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in order: a run must not depend on hashes
 
     def notify(self) -> None:
         """Something changed. Called on the loop by whoever changed it, after the change."""
@@ -91,8 +91,8 @@ class Changes:
         """Returns once ``condition()`` holds; what it raises goes to the waiter."""
         while not condition():
             waiter = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
+            self._waiters[waiter] = None
             try:
                 await waiter
             finally:
-                self._waiters.discard(waiter)
+                del self._waiters[waiter]

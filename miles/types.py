@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -162,19 +163,43 @@ class Sample:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version that any token can be from: spans, then labels, the submit version for what is unknown."""
-        known = [s.version for s in self.version_spans]
-        if not known and self.weight_versions:
-            known = [int(v) if str(v).isdigit() else None for v in self.weight_versions]
-        if not known:
-            return self.submit_version
-        versions = [self.submit_version if v is None else v for v in known]
-        return None if None in versions else min(v for v in versions if v is not None)
+        """The oldest version that any token can be from: the spans', and the submit version for what they don't know.
+
+        A label alone may be that of a reply's end (SGLang's is), so a sample without spans is as old as its submission.
+        """
+        submitted = self.submit_version
+        spans = [submitted if span.version is None else span.version for span in self.version_spans]
+        labels = [int(label) if str(label).isdigit() else submitted for label in self.weight_versions]
+        versions = spans or [*labels, *([] if submitted is None else [submitted])]
+        known = [version for version in versions if version is not None]
+        return min(known) if known and len(known) == len(versions) else None
 
     @property
     def newest_version(self) -> int | None:
         """The newest version that a span names, else the submit version."""
         return max((s.version for s in self.version_spans if s.version is not None), default=self.submit_version)
+
+    def sampled_spans(self) -> Iterator[VersionSpan]:
+        """Spans that cover the whole response in order, each with the oldest version that its tokens can be from.
+
+        Where no span tells, that is `oldest_version`; None: nobody knows.
+        """
+        at, oldest = 0, self.oldest_version
+        for span in self.version_spans:
+            if span.start > at:
+                yield VersionSpan(oldest, at, span.start)
+            yield span if span.version is not None else span._replace(version=self.submit_version)
+            at = span.end
+        if at < self.response_length:
+            yield VersionSpan(oldest, at, self.response_length)
+
+    def trainable_tokens(self) -> Counter[int | None]:
+        """Trainable tokens by the oldest version that they can be from; None: nobody knows."""
+        tokens: Counter[int | None] = Counter()
+        if not self.remove_sample:
+            for version, start, end in self.sampled_spans():
+                tokens[version] += end - start if self.loss_mask is None else sum(self.loss_mask[start:end])
+        return +tokens
 
     def append_response(
         self, ids: Sequence[int], log_probs: Sequence[float], spans: Sequence[VersionSpan], *, trainable: bool = True
@@ -321,12 +346,16 @@ def first_sample(group: Group) -> Sample:
 
 @dataclass(frozen=True)
 class FinishedGroup:
-    """A scored group that waits to be trained. ``oldest_version`` None: never fresh."""
+    """A scored group that waits to be trained. ``oldest_version`` None: never fresh.
+
+    ``newest_trainable``: the newest version that a trainable token is from; None: it has none, or nobody knows.
+    """
 
     issue_id: int
     samples: Group
     oldest_version: int | None
     newest_version: int | None
+    newest_trainable: int | None = None
 
 
 @dataclass(frozen=True)
@@ -346,7 +375,8 @@ class Batch:
 class Weights:
     """Published weights that stay readable: where ``version`` lies and how to read it.
 
-    ``kind`` is "shm" (``path`` is a flat segment with its manifest beside it) or "disk" (a safetensors folder).
+    ``kind`` is "shm" (``path`` is a flat segment with its manifest beside it), "disk" (a safetensors folder)
+    or "broadcast" (``path`` is the address of the trainer's `miles.train.sender`).
     """
 
     version: int

@@ -18,6 +18,12 @@ def quick(module, *flags):
 
 
 @pytest.mark.slow
+def test_control_plane_keeps_its_rate_and_its_memory(tmp_path):
+    quick("control_plane", "--json", str(tmp_path / "figures.json"))
+    assert json.loads((tmp_path / "figures.json").read_text()).keys() == {"events_per_s", "rss_growth_mb"}
+
+
+@pytest.mark.slow
 def test_starts_on_large_prompt_files_are_measured():
     result = json.loads(quick("data", "--json"))
     for form in ("jsonl", "parquet"):

@@ -25,7 +25,7 @@ from miles.config.flags import default_of, flag_fields, flag_name
 from miles.config.owners import TrainSettings
 from miles.config.settings import Mode
 from miles.driver.check import check as check_rooms
-from miles.observe.metrics import eval_metrics, rollout_metrics
+from miles.observe.metrics import category_metrics, eval_metrics, rollout_metrics
 from miles.observe.run_folder import EVAL_STEP, RunFolder
 from miles.observe.snapshot import HeldBy, Snapshot, TrainerState, who_waits
 from miles.rollout.generate_hub import agentic_tool_call, multi_turn
@@ -43,7 +43,7 @@ FLAGS = {flag_name(f): f for owner in Settings.owners().values() for f in flag_f
 KNOWN = {row.flag for row in Settings.known_rows()}
 """Flags of launch scripts that are no settings of ours: the page that lists them may name them, and no other."""
 REFERENCE = ROOT / "docs" / "reference" / "cli.md"
-MILES_OPTIONS = {"--help", "--sync", "--explain", "--no-", "--sglang-", "--eval-sglang-", "--router-"}
+MILES_OPTIONS = {"--dry-run", "--help", "--sync", "--explain", "--no-", "--sglang-", "--eval-sglang-", "--router-"}
 BROUGHT = argparse.ArgumentParser(add_help=False)
 for function in (multi_turn.generate, agentic_tool_call.generate):
     function.add_arguments(BROUGHT)
@@ -56,8 +56,14 @@ FOREIGN = {
     "tensorboard": {"--logdir"},
     "pytest": {"-m"},
     "miles.engine.conformance": {"--backend", "--model-path"},
+    "miles.sim.kill_points": {"--seeds"},
+    "miles.sim.laws": {"--seeds", "--first"},
+    "benchmarks.control_plane": {"--quick"},
 }
+"""Programs that have a parser of their own, and their options that the docs may use."""
 """Programs that are not ours, and their options that the docs may use."""
+QWEN = ("Qwen3-4B", "Qwen3-30B-A3B")
+"""Folders of models that the docs' commands name."""
 FAMILIES = "rollout|train|perf|eval"
 
 each_doc = pytest.mark.parametrize("doc", DOCS, ids=lambda doc: str(doc.relative_to(ROOT)))
@@ -76,7 +82,7 @@ def sources():
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """The current folder: the repository, what earlier commands of the docs have left in it, and no modules of users."""
-    made = {"runs", "smollm2"}
+    made = {"runs", "smollm2", *QWEN, "dapo-math-17k"}
     for entry in ROOT.iterdir():
         if entry.name not in made and not entry.name.startswith("."):
             (tmp_path / entry.name).symlink_to(entry)
@@ -87,6 +93,7 @@ def checkout(tmp_path, monkeypatch):
     (tmp_path / "smollm2" / "model" / "config.json").write_text("{}")
     for name in ("prompts.jsonl", "eval.jsonl"):
         (tmp_path / "smollm2" / name).write_text(json.dumps({"prompt": "8+15=", "label": "23"}) + "\n")
+    put_qwen_and_its_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     before = set(sys.modules)
@@ -94,6 +101,20 @@ def checkout(tmp_path, monkeypatch):
     for name in set(sys.modules) - before:
         if name.startswith("my_"):
             del sys.modules[name]
+
+
+def put_qwen_and_its_data(folder):
+    """Stand-ins for what a user has downloaded: a tokenizer with a chat template, and a data set of messages."""
+    for model in (folder / name for name in QWEN):
+        model.mkdir()
+        for file in (ROOT / "examples/quickstart/model").glob("tokenizer*"):
+            (model / file.name).write_text(file.read_text())
+        (model / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 40_960}))
+        (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    data = folder / "dapo-math-17k"
+    data.mkdir()
+    row = {"prompt": [{"role": "user", "content": "8+15="}], "label": "23"}
+    (data / "dapo-math-17k.jsonl").write_text(json.dumps(row) + "\n")
 
 
 def write_modules(doc, folder):
@@ -125,6 +146,8 @@ def test_shell_commands_would_run(doc, checkout, monkeypatch, capsys):
             continue
         for environment, words in commands_of(block):
             with monkeypatch.context() as patch:
+                for name, value in environment.items():
+                    patch.setenv(name, value)
                 if environment.get("PYTHONPATH") == ".":
                     patch.syspath_prepend(checkout)
                 expected = after.body if after.language == "text" else None
@@ -137,7 +160,11 @@ def judge(words, checkout, capsys, expected):
     if program == "make":
         assert all(re.search(rf"^{a}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for a in arguments), words
     elif program == "bash":
-        judge(show(words, checkout), checkout, capsys, expected)
+        shown_words, folders = show(words, checkout)
+        with pytest.MonkeyPatch.context() as patch:
+            for folder in folders:
+                patch.syspath_prepend(folder)
+            judge(shown_words, checkout, capsys, expected)
     elif program == "ray":
         assert arguments[:3] == ["job", "submit", "--"]
         judge(arguments[3:], checkout, capsys, expected)
@@ -150,9 +177,12 @@ def judge(words, checkout, capsys, expected):
 
 
 def show(words, checkout):
-    """What a script would execute in the place of Python, with the program it calls first."""
+    """What a script would execute in the place of Python, with the program it calls first; and the PYTHONPATH there."""
     stub = checkout / "python"
-    stub.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
+    stub.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        "print(json.dumps([sys.argv, os.environ.get('PYTHONPATH', '').split(os.pathsep)]))\n"
+    )
     stub.chmod(0o755)
     done = subprocess.run(words, env=os.environ | {"PYTHON": str(stub)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -166,6 +196,9 @@ def judge_miles(arguments, capsys, expected):
     flags = [f for f in flags if f not in ("--sync", "--explain")]
     if command == "train":
         check_flags(flags, program)
+        return
+    if command == "audit":
+        assert len(flags) == 1 and flags[0].startswith("runs/")
         return
     assert command == "check"
     capsys.readouterr()
@@ -183,12 +216,17 @@ def judge_python(arguments):
             assert all(Path(o).exists() for o in options if "/" in o and "://" not in o)
     elif Path(arguments[0]).name in ("train.py", "train_async.py"):
         check_flags(arguments[1:], Path(arguments[0]).stem)
+    elif "--dry-run" in arguments:
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
     else:
         assert Path(arguments[0]).is_file(), arguments
         assert not [a for a in arguments if a.startswith("-")]
 
 
 def check_flags(flags, program):
+    flags = [f for f in flags if f != "--dry-run"]
     problems = Problems()
     settings = Settings.parse(flags, problems, program)
     check_rooms(settings, problems)
@@ -203,9 +241,8 @@ def test_flags_exist(doc):
     """In inline code each is judged by the command that it stands after; anywhere else it is one of ours."""
     for span in spans_of(doc):
         words = span.split()
-        allowed = FOREIGN.get(
-            words[0], {*FLAGS, *BROUGHT._option_string_actions} | MILES_OPTIONS | (KNOWN if doc == REFERENCE else set())
-        )
+        ours = {*FLAGS, *BROUGHT._option_string_actions, *MILES_OPTIONS, *(KNOWN if doc == REFERENCE else ())}
+        allowed = FOREIGN.get(words[0], ours)
         unknown = {w.split("=")[0] for w in words if re.match(r"--\w", w)} - allowed
         assert not unknown, f"{span}: {unknown}"
     drawn = [b.body for b in blocks_of(doc) if b.language not in ("bash", "text")]
@@ -257,11 +294,15 @@ def produced():
         for _ in range(4)
     ]
     names = {EVAL_STEP, *rollout_metrics([samples], version=3, reward_key=None, max_response_len=8)}
+    names |= set(category_metrics([[Sample(reward={"why": "CATEGORY"})]], "why"))
     for evaluation in ("NAME", "reverse", "addition"):
         names |= set(eval_metrics(evaluation, [samples], reward_key=None))
     for path in (*PACKAGE.glob("driver/*.py"), PACKAGE / "cluster" / "actors.py", *PACKAGE.glob("train/*.py")):
         names |= set(literal_names(path))
-    trained = losses.metrics(torch.ones(len(losses.SUMS)), TrainSettings(use_tis=True))
+    one = torch.zeros(1)
+    inputs = losses.LossInputs(one, one, one, (1,), reference_log_probs=one)
+    part = losses.policy_loss(one, one, inputs, TrainSettings(use_tis=True, use_opsm=True, use_kl_loss=True))
+    trained = losses.metrics(part.shares, part.sums)
     return names | {f"train/{name}" for name in (*trained, "grad_norm")}
 
 
@@ -270,7 +311,14 @@ def test_metrics_are_written_by_a_run(doc):
     """Capitals in a name stand for what a run puts in: `eval/NAME-pass@K`."""
     for name in set(re.findall(rf"(?<![\w/.<-])(?:{FAMILIES})/[\w@/-]+", doc.read_text())):
         pattern = re.sub(r"[A-Z]+", "[^/]+", name)
-        assert any(re.fullmatch(pattern, p) or fnmatch(name, p) for p in produced()), name
+        assert name.endswith("/") or any(re.fullmatch(pattern, p) or fnmatch(name, p) for p in produced()), name
+
+
+def test_figures_draw_nothing_that_no_run_writes():
+    drawn = {name for file in ("plots", "panels") for name in literal_names(PACKAGE / "observe" / f"{file}.py")}
+    written = produced()
+    assert len(drawn) > 15
+    assert {n for n in drawn if not any(w == n or fnmatch(w, f"{n}*") or fnmatch(n, w) for w in written)} == set()
 
 
 @each_doc
@@ -284,7 +332,7 @@ def test_words_of_the_live_view_are_its_own(doc):
 def test_lost_groups_are_counted_as_the_user_guide_says():
     [rows] = [rows for header, rows in tables_of(GUIDE) if header == ["reason", "metric"]]
     told = {r: row[1].strip("`") for row in rows for r in re.findall(r"`(\w+)`", row[0])}
-    worker = (PACKAGE / "rollout" / "worker.py").read_text() + (PACKAGE / "rollout" / "feed.py").read_text()
+    worker = "".join((PACKAGE / "rollout" / f"{name}.py").read_text() for name in ("worker", "feed", "buffer_hook"))
     assert all(f'"{reason}"' in worker for reason in told)
     assert {r: given_up_metric(r) for r in told} == {r: name.replace("REASON", r) for r, name in told.items()}
 

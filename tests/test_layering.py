@@ -17,7 +17,8 @@ FLOORS = [
     ["rollout", "train", "weights", "observe"],
     ["cluster"],
     ["driver"],
-    ["sim", "cli", "utils"],
+    ["sim", "cli", "launch"],
+    ["utils"],
 ]
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 

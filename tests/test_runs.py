@@ -6,12 +6,15 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from miles.driver.audit import audit
+from tests.virtual import assert_audit_passes
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "examples" / "quickstart" / "run.sh"
@@ -24,22 +27,27 @@ def command(*flags):
     return ["bash", str(QUICKSTART), *map(str, flags)]
 
 
-def environment():
-    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHON": sys.executable}
+def environment(**more):
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHON": sys.executable} | more
 
 
-def run(folder, *flags, code=0):
-    """Runs the quickstart in ``folder`` (no checkout, empty PYTHONPATH) to its end; the run folder and the output."""
+def run(folder, *flags, code=0, **more):
+    """Runs the quickstart in ``folder`` (no checkout, empty PYTHONPATH) to its end; the run folder and the output.
+
+    ``more``: environment variables."""
     done = subprocess.run(
         command("--run-name", "r", *flags),
         cwd=folder,
-        env=environment(),
+        env=environment(**more),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
-    return folder / "runs" / "r", done.stdout + done.stderr
+    home = folder / "runs" / "r"
+    if code == 0:
+        assert_audit_passes(home)
+    return home, done.stdout + done.stderr
 
 
 def rows(home, key):
@@ -78,11 +86,17 @@ def alive(pid):
 
 @contextmanager
 def started(folder, *flags):
-    """A run that goes on; ended by force, with all that it started, if it is still there."""
+    """A run of the quickstart that goes on; ended by force, with all that it started, if it is still there."""
+    with process_of(command("--run-name", "r", *flags), folder, environment()) as process:
+        yield process
+
+
+@contextmanager
+def process_of(words, folder, env):
+    """A program whose output can be read while it runs; ended by force, with all that it started, at the end."""
     process = subprocess.Popen(
-        command("--run-name", "r", *flags), cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
-    )  # fmt: skip
+        words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     try:
         yield process
     finally:
@@ -138,6 +152,7 @@ def test_synchronous_and_one_step_off_are_the_same_ring(tmp_path):
             cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert_audit_passes(tmp_path / "runs" / program)
         steps = rows(tmp_path / "runs" / program, "step")
         assert len(steps) == 4
         assert max(s["rollout/fully_async/max_staleness"] for s in steps.values()) <= bound
@@ -157,6 +172,20 @@ def test_two_ranks_and_two_engines_train_and_resume_on_one(tmp_path):
     assert "step 8/8" in output
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_are_broadcast_in_buckets_to_two_engines(tmp_path, ranks):
+    """Buckets that hold less than the largest tensor: each is one tensor or a few."""
+    home, _ = run(
+        tmp_path, "--actor-num-gpus-per-node", ranks, "--rollout-num-gpus", 2, "--num-rollout", 4,
+        "--update-weight-transfer-mode", "broadcast", "--update-weight-buffer-size", 20_000,
+    )  # fmt: skip
+    assert len(events(home, "engine_up")) == 2
+    steps = rows(home, "step")
+    assert [s["rollout/version"] for s in steps.values()] == [1, 2, 3, 4]
+    assert steps[1]["train/train_rollout_logprob_abs_diff"] < 1e-4
+    assert not events(home, "engine_down")
+
+
 def test_a_killed_engine_is_restarted_and_serves_only_current_weights(tmp_path):
     with started(tmp_path, "--num-rollout", 60, "--eval-interval", 60) as process:
         read_until(process, r"^step 5/")
@@ -165,11 +194,38 @@ def test_a_killed_engine_is_restarted_and_serves_only_current_weights(tmp_path):
         read_until(process, r"^step 60/")
         process.stdout.read()
         assert process.wait(LIMIT_S) == 0
+    assert_audit_passes(home)
     ups, downs = events(home, "engine_up"), events(home, "engine_down")
     assert [e["restarts"] for e in ups] == [0, 1]
     assert "exit code -9" in downs[0]["why"]
     assert rows(home, "eval/step")[60]["eval/reverse"] > 0.6
     assert max(s["rollout/fully_async/max_staleness"] for s in rows(home, "step").values()) <= 4
+
+
+def kill_all(process):
+    """SIGKILL to the run and everything below it, as a machine that goes down would; what shared memory it had stays."""
+    for pid in descendants(process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize("after", [2, 7])
+def test_a_run_that_is_killed_with_all_its_processes_goes_on_where_it_was(tmp_path, after):
+    """Before its first checkpoint and after it."""
+    flags = ("--num-rollout", 12, "--save-interval", 5, "--eval-interval", 12)
+    with started(tmp_path, *flags) as process:
+        read_until(process, rf"^step {after}/")
+        kill_all(process)
+    home = tmp_path / "runs" / "r"
+    assert_audit_passes(home)
+    run(tmp_path, *flags, "--load", home)
+    assert list(rows(home, "step")) == list(range(1, 13))
+    [resumed] = events(home, "resumed")
+    assert resumed["after_step"] == (5 if after == 7 else 0)
+    assert resumed["groups_kept"] > 0
+    result = audit(home)
+    assert (result.steps, result.lineages) == (12, 2)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
@@ -182,6 +238,7 @@ def test_interrupting_leaves_no_process_and_no_shared_memory(tmp_path, sign):
         os.kill(process.pid, sign)
         output = process.stdout.read()
         assert process.wait(LIMIT_S) == (130 if sign == signal.SIGINT else 143), output
+    assert_audit_passes(tmp_path / "runs" / "r")
     assert [pid for pid in family if alive(pid)] == []
     assert list(Path("/dev/shm").glob(f"miles-{process.pid}-*")) == []
     assert "Traceback" not in output
@@ -239,3 +296,85 @@ def test_a_run_draws_from_a_mix_passes_over_long_prompts_and_resumes(tmp_path):
     assert len(rows(home, "step")) == len(steps) + 2
     _, output = run(tmp_path, "--prompt-data", mix[0], "--num-rollout", 20, "--load", home, code=2)
     assert "--prompt-data: rows is 32 now and was 80 in the checkpoint" in output
+
+
+def test_saved_rollouts_train_the_same_steps_again_without_an_engine(tmp_path):
+    sizes = ("--rollout-batch-size", 4, "--n-samples-per-prompt", 2, "--num-rollout", 4)
+    flags = (*sizes, "--save-debug-rollout-data", "kept/{rollout_id}.pt", "--debug-exit-after-rollout", 2)
+    home, _ = run(tmp_path, *flags, "--eval-interval", 100, "--skip-eval-before-train")
+    first = rows(home, "step")
+    assert list(first) == [1, 2, 3]
+    home.rename(home.with_name("first"))
+    script = [line for line in QUICKSTART.read_text().splitlines() if "--eval" not in line]
+    replay = tmp_path / "replay.sh"
+    replay.write_text("\n".join(script).replace(flags_here(script), f'here="{QUICKSTART.parent}"'))
+    words = ["bash", replay, "--run-name", "r", *sizes, "--load-debug-rollout-data", "kept/{rollout_id}.pt"]
+    words += ["--debug-exit-after-rollout", 2]
+    done = subprocess.run(
+        list(map(str, words)), cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    again = rows(home, "step")
+    assert events(home, "engine_up") == []
+    for name in ("train/loss", "train/grad_norm", "rollout/raw_reward", "rollout/fully_async/max_staleness"):
+        assert [row[name] for row in again.values()] == [row[name] for row in first.values()], name
+
+
+def test_a_rollout_only_run_samples_from_the_first_weights_alone(tmp_path):
+    sizes = ("--rollout-batch-size", 4, "--n-samples-per-prompt", 2, "--num-rollout", 3, "--eval-interval", 3)
+    home, _ = run(tmp_path, *sizes, "--debug-rollout-only", "--start-rollout-id", 1)
+    steps = rows(home, "step")
+    assert list(steps) == [2, 3]
+    assert [row["rollout/weight_version/max"] for row in steps.values()] == [1, 1]
+    assert not [name for row in steps.values() for name in row if name.startswith("train/")]
+    assert list(rows(home, "eval/step")) == [3]
+    assert not (home / "checkpoints").exists()
+
+
+HOOKS = """
+def convert(args, samples):
+    kept = [s for s in samples if s.index % 5]
+    return {
+        "tokens": [s.tokens for s in kept], "response_lengths": [s.response_length for s in kept],
+        "loss_masks": [[1] * s.response_length for s in kept],
+        "rollout_log_probs": [s.rollout_log_probs for s in kept],
+        "raw_reward": [s.get_reward_value(args) for s in kept], "sample_indices": [s.index for s in kept],
+    }
+
+
+def loss(args, batch, logits, sum_of_sample_mean):
+    assert all(index % 5 for index in batch["sample_indices"])
+    mean = sum_of_sample_mean(logits.logsumexp(-1))
+    return 1e-6 * mean, {"mine": mean.item()}
+
+
+def broken(args, batch, logits, sum_of_sample_mean):
+    return batch["nothing"]
+"""
+
+
+def test_hooks_of_the_trainer_run_where_they_are_called(tmp_path):
+    (tmp_path / "my_hooks.py").write_text(HOOKS)
+    small = ("--num-rollout", 2, "--rollout-batch-size", 8, "--eval-interval", 2)
+    own = ("--loss-type", "custom_loss", "--custom-loss-function-path")
+    home, _ = run(
+        tmp_path, *small, *own, "my_hooks.loss", "--custom-convert-samples-to-train-data-path", "my_hooks.convert",
+        PYTHONPATH=".",
+    )  # fmt: skip
+    assert all(row["train/mine"] > 0 for row in rows(home, "step").values())
+    _, output = run(tmp_path, *small, *own, "my_hooks.broken", "--run-name", "broken", code=1, PYTHONPATH=".")
+    assert re.search(r"my_hooks\.broken failed on samples .*KeyError: 'nothing' \(.*my_hooks\.py:\d+\)", output)
+
+
+def test_a_run_is_held_to_a_model_and_the_next_to_that_runs_checkpoint(tmp_path):
+    small = ("--num-rollout", 2, "--rollout-batch-size", 8, "--eval-interval", 2)
+    kl = ("--use-kl-loss", "--kl-loss-coef", 0.01, "--kl-loss-type", "low_var_kl")
+    first, output = run(tmp_path, *small, *kl, "--advantage-estimator", "gspo")
+    assert "the reference of the KL term is the model of --hf-checkpoint" in output
+    kls = [row["train/kl_loss"] for row in rows(first, "step").values()]
+    assert kls[0] == pytest.approx(0, abs=1e-6) and kls[1] > 0
+    run(
+        tmp_path, *small, "--ref-load", first, "--run-name", "second",
+        "--advantage-estimator", "reinforce_plus_plus", "--normalize-advantages", "--kl-coef", 0.01,
+    )  # fmt: skip
+    assert rows(tmp_path / "runs" / "second", "step")[1]["rollout/ref_log_probs"] < 0

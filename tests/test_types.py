@@ -75,6 +75,15 @@ def test_labels_that_are_no_number_say_nothing():
     assert sample.oldest_version == 2
 
 
+@pytest.mark.parametrize(
+    ("labels", "submitted", "oldest"),
+    [(["2"], 1, 1), (["1", "2"], 1, 1), (["2", "3"], None, 2), ([], 4, 4), ([], None, None)],
+)
+def test_a_label_of_a_replys_end_makes_no_sample_younger_than_its_submission(labels, submitted, oldest):
+    """S6: submitted at 1, weights 2 during generation, and the reply says 2 alone."""
+    assert Sample(weight_versions=labels, submit_version=submitted).oldest_version == oldest
+
+
 def test_meta_info_sets_status_version_and_counters():
     sample = Sample()
     sample.update_from_meta_info(None, {"weight_version": 7, "finish_reason": {"type": "length"}, "prompt_tokens": 5})

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from miles.config import Problems, Settings
+from miles.driver.audit import audit
+from miles.driver.checkpoints import CheckpointFolder, find_checkpoint
 from miles.engine.fake import FakeEngine
+from miles.rollout.lineage import StartingPoint
 from miles.sim import clock
-from miles.sim.control_plane import Simulation
+from miles.sim.control_plane import Record, Simulation
 from miles.types import iter_samples
 
 URLS = [f"http://engine{i}:1" for i in range(8)]
@@ -55,3 +60,42 @@ def assert_every_prompt_is_accounted_for(sim: Simulation) -> None:
             for sample in iter_samples(group.samples):
                 sample.validate()
                 assert len(sample.rollout_log_probs) == sample.response_length
+
+
+# ---- runs with a folder of their own, that end in the middle and go on
+
+
+class Killed(Exception):
+    """The end of a run that somebody kills."""
+
+
+class KilledAfter(Record):
+    """Ends a run after so many training steps; ``None``: never."""
+
+    def __init__(self, steps: int | None) -> None:
+        super().__init__()
+        self._left = steps
+
+    def step(self, step: int, metrics: Any) -> None:
+        super().step(step, metrics)
+        if step + 1 == self._left:
+            raise Killed
+
+
+def run_in(home: Path, flags: str, *engines: FakeEngine, killed_after: int | None = None, **more: Any) -> Simulation:
+    """A run in a folder: it goes on from the newest complete checkpoint there, and writes its own."""
+    found = find_checkpoint(str(home))
+    begins = StartingPoint(found.step, found.version, found.folder) if found else StartingPoint()
+    checkpoints = CheckpointFolder(home / "checkpoints")
+    more = {"home": home, "begins": begins, "checkpoints": checkpoints, "record": KilledAfter(killed_after)} | more
+    sim = simulation(flags, *engines, **more)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "settings.json").write_text(sim.settings.to_json())
+    with suppress(Killed):
+        clock.run(sim.run())
+    return sim
+
+
+def assert_audit_passes(home: Path) -> None:
+    """Every law that `miles audit` knows."""
+    assert audit(home).violations == []

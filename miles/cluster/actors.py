@@ -8,7 +8,6 @@ TrainerActor   one `TrainerRank`
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections import Counter
 from pathlib import Path
@@ -27,28 +26,24 @@ from miles.engine.launch import model_context
 from miles.errors import SettingsError
 from miles.observe.metrics import category_metrics, eval_metrics, passrate_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
-from miles.rollout.assembly import assemble
+from miles.rollout.assembly import assemble, open_state
 from miles.rollout.conversion import to_train_data
+from miles.rollout.convert_hook import convert
 from miles.rollout.core import make_client, make_scorer
-from miles.rollout.data_source import eval_sets, make_data_source, resume, saved_state, skipped_rows
+from miles.rollout.data_source import eval_sets, make_data_source, skipped_rows
 from miles.rollout.evaluation import eval_groups
 from miles.rollout.feed import WorkerFeed
+from miles.rollout.ledger_store import ThreadStore
+from miles.rollout.lineage import StartingPoint
 from miles.rollout.log_functions import log_evaluation, log_rollout
 from miles.rollout.post_process import post_process
 from miles.rollout.rm_hub.rewards import Rewards
+from miles.rollout.saved_rollouts import save_groups
 from miles.types import Weights, iter_samples
 from miles.weights.publish import Publisher
 
-SAMPLES_FILE = "rollouts.json"
+BIASES = {"length_bias": "rollout/length_bias", "masked_length_bias": "rollout/masked_length_bias"}
 SKIPPED = "rollout/skipped_long_prompts"
-
-
-def _saved_samples(path: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise SettingsError([f"--load: {path} is damaged ({error}); an earlier step beside it works"]) from error
-    return state
 
 
 def given_up_metric(reason: str) -> str:
@@ -105,14 +100,18 @@ class RolloutSide:
 
     def __init__(self, settings: Settings, backend: Backend, steps: range) -> None:
         self._settings = settings
+        self._backend = backend
         self._steps = steps
         self._events: list[dict[str, Any]] = []
         self._lost: Counter[str] = Counter()
         self._client = make_client(settings, backend.adapt(HttpTransport()))
         self._table = self._client.table
 
-    async def start(self, resume_from: str | None) -> str:
-        """Reads the data, starts the reward processes and the gateway. Returns the gateway's address."""
+    async def start(self, home: str, begins: StartingPoint) -> str:
+        """Reads the data and the ledger in ``home``, starts the reward processes and the gateway.
+
+        Returns the gateway's address.
+        """
         loops.adopt(asyncio.get_running_loop())
         settings = self._settings
         tokenizer = load_tokenizer(settings)
@@ -130,8 +129,8 @@ class RolloutSide:
         more = {"sglang_router_port": port, "rollout_max_context_len": context}
         self._args = args = settings.namespace(**more)
         self._source = make_data_source(args, settings.data.data_source_path)
-        if resume_from is not None:
-            resume(self._source, _saved_samples(Path(resume_from) / SAMPLES_FILE))
+        self._state = open_state(settings, self._source, Path(home), begins, ThreadStore)
+        self._tell_lineage(begins)
         evaluation = eval_sets(settings)
         for eval_set in evaluation:
             self._tell_skipped(f"{settings.eval_flag} {eval_set.name}", len(eval_set.skipped), *eval_set.skipped[:1])
@@ -140,11 +139,12 @@ class RolloutSide:
             client,
             pause_mode=settings.engine.pause_generation_mode,
             health_timeout_s=settings.engine.rollout_health_check_timeout,
+            ranks_per_engine=settings.engine.rollout_num_gpus_per_engine if self._backend.uses_gpus else 1,
         )
         self._rollouts = assemble(
             settings, source=self._source, client=client, publisher=self._publisher, encode=encoder.encode,
             scoring=self._rewards, eval_sets=evaluation, tokenizer=tokenizer, steps=self._steps,
-            **more,
+            state_of_run=self._state, **more,
         )  # fmt: skip
         if isinstance(self._rollouts.feed, WorkerFeed):
             fully_async_rollout.adopt_feed(self._rollouts.feed, args)
@@ -155,6 +155,7 @@ class RolloutSide:
         try:
             await self._rollouts.run()
         finally:
+            await asyncio.to_thread(self._state.ledger.store.close)
             await self._rewards.close()
             await self._gateway.close()
             close = getattr(self._source, "close", None)
@@ -173,7 +174,11 @@ class RolloutSide:
         batch = await self._rollouts.take_batch(step)
         waited_s = now() - started
         groups, rewards = batch.groups, None
-        if settings.reward.custom_reward_post_process_path:
+        if settings.debug.save_debug_rollout_data is not None:
+            kept = [group.samples for group in groups]
+            await asyncio.to_thread(save_groups, settings.debug.save_debug_rollout_data, step, kept)
+        converter = settings.reward.custom_convert_samples_to_train_data_path
+        if settings.reward.custom_reward_post_process_path and not converter:
             groups, rewards = await post_process(settings.reward.custom_reward_post_process_path, self._args, groups)
         metrics = rollout_metrics(
             [g.samples for g in groups],
@@ -192,7 +197,11 @@ class RolloutSide:
             samples = [sample for g in groups for sample in iter_samples(g.samples)]
             skips = await log_rollout(path, step, self._args, samples, more, waited_s)
             told = {} if skips else {**more, **metrics}
-        return to_train_data(groups, settings.reward.reward_key, rewards), told | self._counters()
+        told |= self._counters()
+        if converter:
+            return await convert(converter, self._args, groups), told
+        log_probs = settings.train.loss_type == "policy_loss"
+        return to_train_data(groups, settings.reward.reward_key, rewards, log_probs=log_probs), told
 
     def _counters(self) -> dict[str, float]:
         """Depths as they are now; what was lost since the last batch."""
@@ -203,6 +212,7 @@ class RolloutSide:
         lost = Counter(
             {
                 "rollout/wasted_tokens": status["wasted_tokens"],
+                "rollout/masked_tokens": status["masked_tokens"],
                 "rollout/reward_timeouts": self._rewards.scorer.statistics().timed_out,
                 SKIPPED: skipped,
             }
@@ -210,8 +220,9 @@ class RolloutSide:
         lost.update({given_up_metric(reason): groups for reason, groups in status["given_up"].items()})
         since = {name: float(count - self._lost[name]) for name, count in lost.items()}
         self._lost = lost
-        bias = {} if status["length_bias"] is None else {"rollout/length_bias": status["length_bias"]}
+        bias = {metric: v for name, metric in BIASES.items() if (v := status[name]) is not None}
         return since | bias | {
+            "perf/engine_idle_ratio": self._rollouts.engine_idle(),
             "rollout/fully_async/queue_size": status.get("buffer_groups", 0),
             "rollout/outstanding_groups": status["outstanding_groups"],
         }  # fmt: skip
@@ -221,8 +232,17 @@ class RolloutSide:
         if rows:
             self._events.append({"kind": "prompts_too_long", "flag": flag, "rows": rows, "first": first})
 
+    def _tell_lineage(self, begins: StartingPoint) -> None:
+        back = self._state.recovered
+        if back.next_id:
+            self._events.append(
+                {"kind": "resumed", "lineage": back.lineage, "after_step": begins.step, "version": begins.version,
+                 "groups_kept": len(back.kept), "groups_issued_again": len(back.again), "not_kept": back.not_kept,
+                 "lost_tokens": back.lost_tokens}
+            )  # fmt: skip
+
     async def commit(self) -> int:
-        return self._rollouts.commit()
+        return await self._rollouts.commit()
 
     async def publish(self, weights: Weights, steps_due: int) -> None:
         await self._rollouts.publish(weights, steps_due)
@@ -241,9 +261,12 @@ class RolloutSide:
         return more
 
     async def save(self, step: int, folder: str) -> None:
-        """The data cursor and the prompts that are open, so that a resumed run issues them again first."""
-        state = saved_state(self._source, step, self._rollouts.open_prompts())
-        await asyncio.to_thread((Path(folder) / SAMPLES_FILE).write_text, json.dumps(state))
+        """The data cursor and the ledger."""
+        await self._state.save(step, Path(folder), self._rollouts.open_prompts())
+
+    async def covered(self, step: int) -> None:
+        """The checkpoint after ``step`` is complete."""
+        await self._state.covered(step)
 
     # ---- engines come and go
 
@@ -278,7 +301,7 @@ class TrainerSide:
         host = ray.util.get_node_ip_address()
         return f"tcp://{host}:{free_port(host)}"
 
-    def start(self, address: str, resume_from: str | None) -> None:
+    def start(self, address: str, resume_from: str | None, reference: str | None) -> None:
         from miles.train.rank import TrainerRank
 
         self._trainer = TrainerRank(
@@ -287,6 +310,7 @@ class TrainerSide:
             world_size=self._world_size,
             init_method=address,
             total_steps=self._total_steps,
+            reference=reference,
         )
         if resume_from is not None:
             self._trainer.load(resume_from)

@@ -21,30 +21,46 @@ from miles.cluster.actors import EngineActor, RolloutActor, TrainerActor
 from miles.config import Settings
 from miles.engine.backends import backend_of, weights_kind
 from miles.errors import MilesError, WorkerDied
+from miles.rollout.lineage import StartingPoint
 from miles.types import Weights
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class RunActors:
-    """Rollout side and train side of the ring, over Ray."""
+    """Rollout side and train side of the ring, over Ray: this run trains ``steps``, out of ``total_steps``."""
 
-    def __init__(self, settings: Settings, *, logs: Path, steps: range, resume_from: str | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        home: Path,
+        steps: range,
+        total_steps: int,
+        begins: StartingPoint,
+        reference: str | None = None,
+    ) -> None:
         self._settings = settings
-        self._logs = logs
+        self._home = home.absolute()
+        self._logs = self._home / "logs"
         self._steps = steps
-        self._resume_from = resume_from
+        self._total_steps = total_steps
+        self._begins = begins
+        self._reference = reference
         self._rollouts: Any = None
         self._trainers: list[Any] = []
         self._engines: list[Any] = []
         self._backend = backend_of(settings.engine)
         self._weights_kind = weights_kind(settings.engine, self._backend)
         self._weights_folder = self._make_weights_folder()
+        self._first_weights = str(Path(str(settings.model.hf_checkpoint)).absolute())
 
     def _make_weights_folder(self) -> Path:
         given = self._settings.engine.update_weight_disk_dir
+        if self._weights_kind == "broadcast":
+            return self._logs.parent
         if self._weights_kind == "disk":
-            folder = (Path(given) if given else self._logs.parent / "weights").absolute()
+            folder = (Path(given) if given else self._home / "weights").absolute()
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
@@ -58,11 +74,11 @@ class RunActors:
         settings = self._settings
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         gpus_per_engine = gpus * settings.engine.rollout_num_gpus_per_engine if self._backend.uses_gpus else 0
-        ranks = settings.trainer_ranks
+        ranks = 0 if settings.debug.debug_rollout_only else settings.trainer_ranks
         self._rollouts = RolloutActor.remote(settings, self._backend, self._steps)
         env = {"env_vars": {"OMP_NUM_THREADS": str(settings.model.torch_threads)}}
         self._trainers = [
-            TrainerActor.options(num_gpus=gpus, runtime_env=env).remote(settings, rank, ranks, self._steps.stop)
+            TrainerActor.options(num_gpus=gpus, runtime_env=env).remote(settings, rank, ranks, self._total_steps)
             for rank in range(ranks)
         ]
         self._engines = [
@@ -72,10 +88,10 @@ class RunActors:
             for i in range(settings.num_engines)
         ]
         self._running = [engine.run.remote(self._rollouts) for engine in self._engines]
-        address = await _answer(self._trainers[0].address.remote())
+        address = await _answer(self._trainers[0].address.remote()) if ranks else ""
         await _all(
-            self._rollouts.start.remote(self._resume_from),
-            *(t.start.remote(address, self._resume_from) for t in self._trainers),
+            self._rollouts.start.remote(str(self._home), self._begins),
+            *(t.start.remote(address, self._begins.folder, self._reference) for t in self._trainers),
         )
         self._running.append(self._rollouts.run.remote())
 
@@ -120,6 +136,9 @@ class RunActors:
         answer: dict[str, float] = await _answer(self._rollouts.evaluate.remote(step))
         return answer
 
+    async def covered(self, step: int) -> None:
+        await _answer(self._rollouts.covered.remote(step))
+
     async def status(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The rollout side's status and the events since the last call."""
         answer: tuple[dict[str, Any], list[dict[str, Any]]] = await _answer(self._rollouts.status.remote())
@@ -129,9 +148,12 @@ class RunActors:
 
     async def train(self, data: Any, step: int) -> dict[str, float]:
         results: list[dict[str, float]] = await _all(*(t.train.remote(data, step) for t in self._trainers))
-        return results[0]
+        return results[0] if results else {}
 
     async def write_weights(self, version: int, busy: frozenset[str]) -> Weights:
+        """The trainer's weights; where nothing trains, those that the run starts from."""
+        if not self._trainers:
+            return Weights(version, "disk", self._first_weights)
         folder = str(self._weights_folder)
         results: list[Weights] = await _all(
             *(t.write_weights.remote(version, folder, busy, self._weights_kind) for t in self._trainers)
@@ -139,7 +161,7 @@ class RunActors:
         return results[0]
 
     async def save(self, step: int, folder: str) -> None:
-        """Trainer, data cursor and open prompts into ``folder``; the HF export where ``--save-hf`` says."""
+        """Trainer, data cursor and ledger into ``folder``; the HF export where ``--save-hf`` says."""
         checkpoint = self._settings.checkpoint
         await _all(*(t.save.remote(folder, optimizer=not checkpoint.no_save_optim) for t in self._trainers))
         await _answer(self._rollouts.save.remote(step, folder))

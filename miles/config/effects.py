@@ -17,6 +17,9 @@ NEEDS = {
     "apply_chat_template_kwargs": "apply_chat_template",
     "tis_clip": "use_tis",
     "tis_clip_low": "use_tis",
+    "opsm_delta": "use_opsm",
+    "kl_loss_coef": "use_kl_loss",
+    "use_unbiased_kl": "use_kl_loss",
     "grpo_std_normalization": "rewards_normalization",
     "eval_reward_key": "eval_interval",
     "eval_function_path": "eval_interval",
@@ -48,7 +51,15 @@ NEEDS = {
     "trackio_project": "use_trackio",
 }
 """Settings that say nothing without another one."""
-UNLESS = {"num_epoch": "num_rollout", "eval_prompt_data": "eval_config", "micro_batch_size": "max_tokens_per_gpu"}
+UNLESS = {
+    "num_epoch": "num_rollout",
+    "eval_prompt_data": "eval_config",
+    "micro_batch_size": "max_tokens_per_gpu",
+    "custom_reward_post_process_path": "custom_convert_samples_to_train_data_path",
+    "get_mismatch_metrics": "use_tis",
+    "tis_clip": "custom_tis_function_path",
+    "tis_clip_low": "custom_tis_function_path",
+}
 """Settings that say nothing beside another one."""
 
 

@@ -135,6 +135,9 @@ class RewardSettings:
     custom_reward_post_process_path: str | None = flag(
         None, "module.name of a function that turns the rewards of a batch into those that are trained"
     )
+    custom_convert_samples_to_train_data_path: str | None = flag(
+        None, "module.name of a function that turns the samples of a batch into what is trained"
+    )
     reward_timeout_s: float = flag(5.0, "hard limit for checking one answer, in seconds", positive=True)
     reward_processes: int = flag(1, "processes that check answers", positive=True)
 
@@ -158,8 +161,12 @@ class EngineSettings:
     update_weights_interval: int = flag(1, "training steps per weight publication", positive=True)
     update_weight_transfer_mode: str = flag(
         "auto",
-        "how weights reach engines; auto: shared memory for local engines, disk for sglang and vllm",
-        choices=("auto", "shm", "disk"),
+        "how weights reach engines; auto: shared memory for local engines, disk for sglang and vllm; broadcast: a process "
+        "group of trainer rank 0 and all engines; where p2p is not here yet, auto takes its place",
+        choices=("auto", "shm", "disk", "broadcast", "p2p"),
+    )
+    update_weight_buffer_size: int = flag(
+        536870912, "most bytes of tensors in one bucket of mode broadcast", positive=True
     )
     update_weight_disk_dir: str | None = flag(
         None, "folder for published weights in mode disk; unset: in the run folder"
@@ -200,7 +207,16 @@ class TrainSettings:
     adam_beta2: float = flag(0.95, "AdamW beta 2")
     adam_eps: float = flag(1e-8, "AdamW epsilon", positive=True)
     clip_grad: float = flag(1.0, "largest gradient norm; 0: no clipping")
-    advantage_estimator: str = flag("grpo", "advantage estimator", choices=("grpo",))
+    advantage_estimator: str = flag(
+        "grpo",
+        "how rewards become advantages",
+        choices=("grpo", "gspo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    )
+    compute_advantages_and_returns: bool = flag(
+        True, "no advantages: for losses that need none", name="--disable-compute-advantages-and-returns"
+    )
+    normalize_advantages: bool = flag(False, "whiten advantages over all trained tokens of the training step")
+    gamma: float = flag(1.0, "discount per token of reinforce_plus_plus", positive=True)
     grpo_std_normalization: bool = flag(
         True,
         "don't divide advantages by the standard deviation of their group",
@@ -212,7 +228,20 @@ class TrainSettings:
     eps_clip: float = flag(0.2, "lower clip of the ratio", positive=True)
     eps_clip_high: float | None = flag(None, "upper clip of the ratio; unset: --eps-clip", positive=True)
     eps_clip_c: float | None = flag(None, "dual clip of the ratio for negative advantages; above 1")
+    loss_type: str = flag("policy_loss", "what is minimised", choices=("policy_loss", "sft_loss", "custom_loss"))
+    custom_loss_function_path: str | None = flag(None, "module.name of the loss of --loss-type custom_loss")
     calculate_per_token_loss: bool = flag(False, "average the loss over tokens, not over samples")
+    custom_pg_loss_reducer_function_path: str | None = flag(
+        None, "module.name of a function that makes the sum over samples of the policy loss"
+    )
+    kl_coef: float = flag(0.0, "weight of the KL to the reference in the advantages of the reinforce_plus_plus ones")
+    use_kl_loss: bool = flag(False, "add the KL to the reference to the loss")
+    kl_loss_coef: float = flag(0.0, "weight of that KL; 0: no reference is loaded")
+    kl_loss_type: str = flag("k1", "estimate of the KL", choices=("k1", "k2", "k3", "low_var_kl"))
+    use_unbiased_kl: bool = flag(False, "weight the KL of the loss by the ratio of the policy to the sampling one")
+    ref_update_interval: int | None = flag(
+        None, "training steps after which the policy becomes the reference; unset: never", positive=True
+    )
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     use_rollout_logprobs: bool = flag(
         False, "the engine's log-probs are the denominator of the ratio (the async default)"
@@ -222,6 +251,12 @@ class TrainSettings:
     )
     tis_clip: float = flag(2.0, "upper bound of the importance weight", positive=True)
     tis_clip_low: float = flag(0.0, "lower bound of the importance weight")
+    custom_tis_function_path: str | None = flag(
+        None, "module.name of an off-policy correction in the place of the truncated weights of --use-tis"
+    )
+    get_mismatch_metrics: bool = flag(False, "without --use-tis: the metrics of that function, not its correction")
+    use_opsm: bool = flag(False, "leave out samples of negative advantage that the policy has moved away from")
+    opsm_delta: float = flag(1e-4, "mean log-ratio of engine to policy per token above which --use-opsm does so")
 
 
 @dataclass(frozen=True)
@@ -262,9 +297,18 @@ class CheckpointSettings:
     """Checkpoints"""
 
     load: str | None = flag(None, "run folder, checkpoints folder or one step to resume from")
-    ref_load: str | None = flag(None, "frozen reference policy; KL terms alone use one")
+    ref_load: str | None = flag(
+        None, "frozen reference policy of KL terms, HF folder or checkpoint; unset: --hf-checkpoint"
+    )
     save: str | None = flag(None, "folder for checkpoints; unset: in the run folder")
     save_interval: int | None = flag(None, "training steps between checkpoints; unset: one at the end", positive=True)
+    save_trigger_sentinel: str | None = flag(
+        None, "file that asks for a checkpoint after the step that runs; it is removed"
+    )
+    save_keep_last: int | None = flag(None, "newest checkpoints that stay; unset: all", positive=True)
+    save_keep_every: int | None = flag(
+        None, "checkpoints of every so many steps stay, whatever --save-keep-last says", positive=True
+    )
     save_hf: str | None = flag(None, "folder for HF exports; {rollout_id} stands for the step")
     no_save_optim: bool = flag(False, "leave the optimizer out of checkpoints")
 
@@ -307,3 +351,25 @@ class RunSettings:
     use_trackio: bool = flag(False, "log to trackio, on this machine")
     trackio_project: str = flag("miles", "project of the run there")
     shutdown_timeout_s: float = flag(30.0, "seconds that an ordered shutdown may take", positive=True)
+
+
+@dataclass(frozen=True)
+class DebugSettings:
+    """Parts of a run, for debugging"""
+
+    start_rollout_id: int | None = flag(
+        None, "number of the first training step, from 0, where no checkpoint says it; prompts start from the first row"
+    )
+    debug_exit_after_rollout: int | None = flag(
+        None,
+        "the run ends in order after the training step of this number, from 0; schedules stay those of the whole run",
+    )
+    save_debug_rollout_data: str | None = flag(
+        None, "file for the samples of each training step, {rollout_id} being its number; read it with torch.load"
+    )
+    load_debug_rollout_data: str | None = flag(
+        None, "train the samples of such files in the place of new ones; no engine starts"
+    )
+    debug_rollout_only: bool = flag(
+        False, "no trainer starts: every step is generated with the weights of --hf-checkpoint"
+    )

@@ -19,7 +19,8 @@ HEAD = """# Command line
 Written by `python -m miles.config.reference`; a test keeps it current. Values come from the flags of `miles train`, from a
 YAML file that is named before them (`miles train run.yaml --lr 1e-5`; its keys are the flags without dashes in front), and
 from `--custom-config-path`, which wins. A flag that is off or on has a counterpart with `--no-` in front. Flags that start
-with `--sglang-`, `--eval-sglang-` and `--router-` and are in no table go to those servers.
+with `--sglang-`, `--eval-sglang-` and `--router-` and are in no table go to those servers. `--dry-run` prints the command,
+checks it and starts nothing.
 """
 OTHERS = """
 # Flags of other backends and builds

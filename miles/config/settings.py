@@ -18,6 +18,7 @@ from miles.config.eval_config import EvalDataset, read_datasets
 from miles.config.owners import (
     CheckpointSettings,
     DataSettings,
+    DebugSettings,
     EngineSettings,
     EvalSettings,
     ModelSettings,
@@ -57,6 +58,7 @@ class Settings:
     eval: EvalSettings = field(default_factory=EvalSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     run: RunSettings = field(default_factory=RunSettings)
+    debug: DebugSettings = field(default_factory=DebugSettings)
     configured_sets: tuple[EvalDataset, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     passthrough: Mapping[str, Passed] = field(default_factory=dict)
@@ -190,6 +192,11 @@ class Settings:
         return bounds[self.mode]
 
     @property
+    def staleness_policy(self) -> str:
+        """Which `miles.rollout.staleness_policy` keeps the bound. One step off takes its blocks in order: it waits."""
+        return "wait" if self.mode == "one_step_off" else self.rollout.staleness_policy
+
+    @property
     def eval_reward_key(self) -> str | None:
         """Under which key a reward object of an evaluation holds the number that counts."""
         return self.reward.eval_reward_key or self.reward.reward_key
@@ -212,11 +219,22 @@ class Settings:
 
     @property
     def num_engines(self) -> int:
+        """Engines that the run starts: none where samples come from files."""
+        if self.debug.load_debug_rollout_data is not None:
+            return 0
         return max(1, (self.engine.rollout_num_gpus or 1) // self.engine.rollout_num_gpus_per_engine)
 
     @property
     def trainer_ranks(self) -> int:
         return self.train.actor_num_nodes * (self.train.actor_num_gpus_per_node or 1)
+
+    @property
+    def uses_reference(self) -> bool:
+        """A term of the loss or of the advantages has a KL to a reference policy, so one is loaded."""
+        t = self.train
+        penalty = t.kl_coef and t.advantage_estimator.startswith("reinforce_plus_plus")
+        loss = t.use_kl_loss and t.kl_loss_coef and t.loss_type != "sft_loss"
+        return bool(penalty or loss)
 
     def sampling_params(self) -> dict[str, Any]:
         """SGLang sampling parameters of a training sample."""

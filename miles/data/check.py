@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from miles.config import Problems, Settings
 from miles.data.mix import split
+from miles.data.render import PromptEncoder, load_tokenizer
 from miles.data.rows import Row, RowKeys, check_rows
 from miles.data.words import Word, WordError
 from miles.errors import DataError, HookError
 from miles.hooks import load_function
 
+FirstRowCheck = Callable[[str, str, Row], None]
+"""Judges the first row of a file, given the flag and the word that name it."""
+
 
 def check(settings: Settings, problems: Problems) -> None:
     """Reads every prompt file: all rows of small ones, the first 50,000 and the last of large ones."""
-    rows = _check_training(settings, problems)
+    check_first = _first_row_check(settings, problems)
+    rows = _check_training(settings, check_first, problems)
     _check_length(settings, rows, problems)
-    _check_eval(settings, problems)
+    _check_eval(settings, check_first, problems)
     _check_prompt_lengths(settings, problems)
-    _check_template(settings, problems)
     _check_hooks(settings, problems)
 
 
-def _check_training(settings: Settings, problems: Problems) -> int | None:
+def _check_training(settings: Settings, check_first: FirstRowCheck, problems: Problems) -> int | None:
     """The number of rows, or None where there are none to be counted."""
     data, flag = settings.data, "--prompt-data"
     own_source = data.data_source_path != type(data).data_source_path
@@ -40,7 +45,7 @@ def _check_training(settings: Settings, problems: Problems) -> int | None:
             problems.add(flag, None, "there is nothing to sample from", f"{flag} prompts.jsonl works")
         return None
     keys = RowKeys.of_training(settings)
-    words = [_check_word(flag, text, keys, settings, problems) for text in data.prompt_data]
+    words = [_check_word(flag, text, keys, check_first, problems) for text in data.prompt_data]
     sound = [(word, rows) for word, rows in filter(None, words)]
     return _check_weights(flag, sound, problems) if len(sound) == len(words) else None
 
@@ -77,7 +82,7 @@ def _check_length(settings: Settings, rows: int | None, problems: Problems) -> N
         )  # fmt: skip
 
 
-def _check_eval(settings: Settings, problems: Problems) -> None:
+def _check_eval(settings: Settings, check_first: FirstRowCheck, problems: Problems) -> None:
     words, flag, config = settings.eval.eval_prompt_data, settings.eval_flag, settings.eval.eval_config
     if settings.eval.eval_function_path is not None:
         if words or config:
@@ -97,12 +102,14 @@ def _check_eval(settings: Settings, problems: Problems) -> None:
         if not dataset.path:
             continue
         place, keys = f"{flag} {dataset.name}", RowKeys.of_evaluation(settings, dataset)
-        found = _check_word(place, dataset.path, keys, settings, problems)
+        found = _check_word(place, dataset.path, keys, check_first, problems)
         if found is not None and found[0].weight is not None:
             problems.add(place, dataset.path, "weights mix training prompts", f"{found[0].where} works")
 
 
-def _check_word(flag: str, text: str, keys: RowKeys, settings: Settings, problems: Problems) -> tuple[Word, int] | None:
+def _check_word(
+    flag: str, text: str, keys: RowKeys, check_first: FirstRowCheck, problems: Problems
+) -> tuple[Word, int] | None:
     """The word and its number of rows, or None where they can't be used."""
     try:
         word = Word.parse(text)
@@ -114,17 +121,55 @@ def _check_word(flag: str, text: str, keys: RowKeys, settings: Settings, problem
     except DataError as error:
         problems.add(flag, text, str(error), "correct the row, or name its keys")
     else:
-        _check_messages(flag, text, rows[0], settings, problems)
+        check_first(flag, text, rows[0])
         return word, len(rows)
     return None
 
 
-def _check_messages(flag: str, text: str, first: Row, settings: Settings, problems: Problems) -> None:
-    if settings.data.apply_chat_template or isinstance(first.prompt, str) or _hooks_make_prompts(settings):
-        return
-    problems.add(
-        flag, text, f"its prompts are lists of messages ({first.place})", "with --apply-chat-template it works"
-    )
+def _first_row_check(settings: Settings, problems: Problems) -> FirstRowCheck:
+    """What the first row of every file is asked: that the chat template renders it, or that it needs none."""
+    usable = _check_template_file(settings, problems)
+    if not settings.data.apply_chat_template:
+        return partial(_check_is_text, settings, problems)
+    encoder = _encoder(settings, problems) if usable else None
+    if encoder is None or _hooks_make_prompts(settings):
+        return lambda flag, text, first: None
+    return partial(_check_renders, encoder, problems)
+
+
+def _check_is_text(settings: Settings, problems: Problems, flag: str, text: str, first: Row) -> None:
+    if not (isinstance(first.prompt, str) or _hooks_make_prompts(settings)):
+        problems.add(
+            flag, text, f"its prompts are lists of messages ({first.place})", "with --apply-chat-template it works"
+        )
+
+
+def _encoder(settings: Settings, problems: Problems) -> PromptEncoder | None:
+    """The renderer of the run; None where there is no model folder, which is the trainer's problem, or no template."""
+    folder = settings.model.hf_checkpoint
+    if folder is None or not (Path(folder) / "config.json").is_file():
+        return None
+    try:
+        tokenizer = load_tokenizer(settings)
+    except Exception as error:  # the tokenizers library raises plain ones: whatever it is, the files can't be used
+        why = f"its tokenizer can't be loaded ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        problems.add("--hf-checkpoint", folder, why, "a folder with one works")
+        return None
+    if not tokenizer.chat_template:
+        problems.add(
+            "--apply-chat-template", "", f"the tokenizer in {folder} has no chat template",
+            "--chat-template-path with a Jinja file works, and so does leaving it out",
+        )  # fmt: skip
+        return None
+    return PromptEncoder.from_settings(settings, tokenizer)
+
+
+def _check_renders(encoder: PromptEncoder, problems: Problems, flag: str, text: str, first: Row) -> None:
+    try:
+        encoder.encode(first.prompt, first.metadata.get("tools"))
+    except Exception as error:  # a template is the user's code: whatever it raises says that it can't render this row
+        why = f"the chat template can't render {first.place} ({type(error).__name__}: {error})"
+        problems.add(flag, text, why, "--chat-template-path with another template works, or other prompts")
 
 
 def _check_prompt_lengths(settings: Settings, problems: Problems) -> None:
@@ -141,12 +186,15 @@ def _check_prompt_lengths(settings: Settings, problems: Problems) -> None:
             )  # fmt: skip
 
 
-def _check_template(settings: Settings, problems: Problems) -> None:
+def _check_template_file(settings: Settings, problems: Problems) -> bool:
+    """Whether ``--chat-template-path``, if it is set, can be read."""
     flag, path = "--chat-template-path", settings.chat_template_file
     if settings.data.chat_template_path == "autofix":
         problems.warn(f"{flag} autofix is the old name of leaving the flag out; the tokenizer's own template is used")
-    if path is not None and not Path(path).is_file():
-        problems.add(flag, path, "there is no such file", "a file with a Jinja template works")
+    if path is None or Path(path).is_file():
+        return True
+    problems.add(flag, path, "there is no such file", "a file with a Jinja template works")
+    return False
 
 
 def _check_hooks(settings: Settings, problems: Problems) -> None:

@@ -7,7 +7,7 @@ prompt for good, across restarts, and the state that has to be saved is small.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -88,6 +88,11 @@ class Cursor:
                 raise ValueError(f"draw {draw} is not out: {self._drawn} were drawn, {len(waiting)} wait to be again")
             waiting.add(draw)
         self._given_back.extendleft(reversed(draws))
+
+    def go_on_after(self, drawn: Collection[int]) -> None:
+        """These draws are out: the next one comes after the last of them."""
+        self._drawn = max(self._drawn, max(drawn, default=-1) + 1)
+        self._given_back = deque(draw for draw in self._given_back if draw not in drawn)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values: the counter, what was given back, and what gives them their meaning."""

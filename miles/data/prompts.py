@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,10 @@ class PromptSource:
     def give_back(self, prompts: Iterable[Prompt]) -> None:
         """Puts prompts at the head: they are drawn next, in this order. Raises ValueError for one that is not out."""
         self._cursor.give_back(p.id for p in prompts)
+
+    def go_on_after(self, drawn: Collection[int]) -> None:
+        """These draws were made since the state was saved: none is drawn again."""
+        self._cursor.go_on_after(drawn)
 
     def state_dict(self) -> dict[str, Any]:
         return self._cursor.state_dict()

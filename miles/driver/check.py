@@ -15,7 +15,9 @@ import miles.rollout.rm_hub.check
 import miles.train.check
 from miles.config import Problems, Settings
 from miles.driver.checkpoints import find_checkpoint
+from miles.driver.resume import compare
 from miles.engine.backends import has_accelerator
+from miles.rollout.saved_rollouts import path_of
 
 ROOMS = (
     miles.config.effects,
@@ -34,6 +36,7 @@ def check(settings: Settings, problems: Problems) -> None:
         room.check(settings, problems)
     _check_intervals(settings, problems)
     _check_folders(settings, problems)
+    _check_steps(settings, problems)
     _check_writable(settings, problems)
     _warn_of_few_cores(settings, problems)
 
@@ -57,9 +60,22 @@ def _check_folders(settings: Settings, problems: Problems) -> None:
             "holds neither a checkpoint of miles nor a model in Hugging Face format",
             "--hf-checkpoint with a model folder in Hugging Face format works, without this",
         )  # fmt: skip
-    elif reference is not None:
-        problems.warn("--ref-load has no effect without a KL term: the run starts from --hf-checkpoint")
+    elif not settings.uses_reference:
+        if reference is not None:
+            problems.warn("--ref-load has no effect without a KL term: the run starts from --hf-checkpoint")
+    elif reference is None:
+        problems.note("--ref-load is not set: the reference of the KL term is the model of --hf-checkpoint")
+    elif not Path(reference, "config.json").is_file() and find_checkpoint(reference) is None:
+        problems.add(
+            "--ref-load", reference, "holds no model and no checkpoint, and the KL term needs a reference",
+            "leave it out for --hf-checkpoint, or a folder in Hugging Face format or a checkpoint of a run works",
+        )  # fmt: skip
     checkpoint, total = find_checkpoint(load), settings.rollout.num_rollout
+    if checkpoint is not None:
+        comparison = compare(checkpoint.about, settings)
+        problems.lines += comparison.refused
+        for line in comparison.changed:
+            problems.note(line)
     if load is not None and checkpoint is None and not foreign:
         problems.warn(f"--load {load} holds no checkpoint: the run starts from --hf-checkpoint")
     if checkpoint is not None and total is not None and checkpoint.step >= total:
@@ -69,9 +85,28 @@ def _check_folders(settings: Settings, problems: Problems) -> None:
         )  # fmt: skip
 
 
+def _check_steps(settings: Settings, problems: Problems) -> None:
+    """Where the run is told to start and to end, something is left between."""
+    load, total = settings.checkpoint.load, settings.rollout.num_rollout
+    first, last = settings.debug.start_rollout_id, settings.debug.debug_exit_after_rollout
+    checkpoint = find_checkpoint(load)
+    start = checkpoint.step if checkpoint else first or 0
+    if first is not None and checkpoint is not None and first != start:
+        problems.add("--start-rollout-id", first, f"the checkpoint in --load {load} goes on at {start}", "leave it out")
+    elif first is not None and (first < 0 or (total is not None and first >= total)):
+        of = f", and --num-rollout is {total}" if total is not None else ""
+        problems.add("--start-rollout-id", first, f"training steps count from 0{of}", "0 works")
+    if last is not None and last < start:
+        problems.add(
+            "--debug-exit-after-rollout", last, f"the run starts with training step {start}", f"{start} or more works"
+        )
+
+
 def _check_writable(settings: Settings, problems: Problems) -> None:
     """Every folder that the run will write can be made and written now, not only after days of training."""
+    kept = settings.debug.save_debug_rollout_data
     folders = {
+        "--save-debug-rollout-data": None if kept is None else str(path_of(kept, 0).parent),
         "--run-dir": settings.run.run_dir,
         "--save": settings.checkpoint.save,
         "--save-hf": settings.checkpoint.save_hf,

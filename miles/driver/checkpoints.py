@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,44 @@ PART = ".part"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint: ``step`` is the next one to train, ``version`` the weights that it holds."""
+    """A complete checkpoint: ``step`` is the next one to train, ``version`` the weights that it holds.
+
+    ``about`` is what the run that wrote it was told (`miles.driver.resume.about`).
+    """
 
     step: int
     version: int
     folder: str
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 class CheckpointFolder:
-    """Writes checkpoints below one folder."""
+    """Writes checkpoints below one folder, and removes older ones as told.
 
-    def __init__(self, folder: Path) -> None:
+    ``keep_last`` complete ones stay (None: all), and those of every ``keep_every`` steps. A file ``sentinel`` asks for one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        about: dict[str, Any] | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        sentinel: Path | None = None,
+    ) -> None:
         self._folder = folder
+        self._about = about or {}
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+        self._sentinel = sentinel
+
+    def asked_for(self) -> bool:
+        """Somebody made the sentinel file; it is gone then, so that it asks once."""
+        if self._sentinel is None or not self._sentinel.exists():
+            return False
+        self._sentinel.unlink()
+        return True
 
     def begin(self, step: int) -> str:
         """An empty folder to write the checkpoint after training step ``step`` into."""
@@ -40,14 +66,24 @@ class CheckpointFolder:
         return str(part)
 
     def finish(self, step: int, version: int) -> None:
-        """Everything is written: the checkpoint becomes visible, then ``latest`` names it."""
+        """Everything is written: the checkpoint becomes visible, then ``latest`` names it, then older ones go."""
         part, final = self._folder / (_name(step) + PART), self._folder / _name(step)
-        (part / "checkpoint.json").write_text(json.dumps(asdict(Checkpoint(step + 1, version, str(final)))))
+        checkpoint = Checkpoint(step + 1, version, str(final), self._about)
+        (part / "checkpoint.json").write_text(json.dumps(asdict(checkpoint)))
         shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
         latest = self._folder / ("latest" + PART)
         latest.write_text(final.name)
         latest.replace(self._folder / "latest")
+        self._remove_older(step)
+
+    def _remove_older(self, step: int) -> None:
+        if self._keep_last is None:
+            return
+        written = sorted(f for f in self._folder.glob("step_*[0-9]") if f.name <= _name(step))
+        for folder in written[: -self._keep_last]:
+            if not self._keep_every or int(folder.name.removeprefix("step_")) % self._keep_every:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_checkpoint(load: str | None) -> Checkpoint | None:

@@ -35,6 +35,9 @@ class RolloutSide(Protocol):
     async def evaluate(self, step: int) -> Metrics:
         """``step``: the training step (from 0) that ended last; 0 also before the first."""
 
+    async def covered(self, step: int) -> None:
+        """The checkpoint after ``step`` is complete."""
+
 
 class TrainSide(Protocol):
     """The trainer ranks, all of them. ``save`` writes everything that a resumed run needs."""
@@ -47,7 +50,12 @@ class TrainSide(Protocol):
 
 
 class Checkpoints(Protocol):
-    """Where checkpoints go: ``begin`` gives a folder to write into, ``finish`` makes it visible."""
+    """Where checkpoints go: ``begin`` gives a folder to write into, ``finish`` makes it visible.
+
+    ``asked_for``: somebody wants one now, beside those of the schedule.
+    """
+
+    def asked_for(self) -> bool: ...
 
     def begin(self, step: int) -> str: ...
 
@@ -66,7 +74,10 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """When the ring does what. Steps count from 0; intervals are in steps, None: never."""
+    """When the ring does what. Steps count from 0; intervals are in steps, None: never.
+
+    ``saves``: there is something to save.
+    """
 
     start: int
     total: int
@@ -75,6 +86,7 @@ class Schedule:
     eval_interval: int | None
     eval_before: bool
     save_interval: int | None
+    saves: bool = True
 
     def publishes_after(self, step: int) -> bool:
         return (step + 1) % self.publish_interval == 0 or step + 1 == self.total
@@ -89,7 +101,8 @@ class Schedule:
         return (step + 1) % self.eval_interval == 0 or step + 1 == self.total
 
     def saves_after(self, step: int) -> bool:
-        return step + 1 == self.total or (self.save_interval is not None and (step + 1) % self.save_interval == 0)
+        due = step + 1 == self.total or (self.save_interval is not None and (step + 1) % self.save_interval == 0)
+        return due and self.saves
 
 
 class Ring:
@@ -132,7 +145,7 @@ class Ring:
         if self._schedule.publishes_after(step):
             await self._publish(step + 1)
         published = now()
-        if self._schedule.saves_after(step):
+        if self._checkpoints.asked_for() or self._schedule.saves_after(step):
             await self._save(step)
         times = {
             "rollout/step": step,
@@ -168,3 +181,4 @@ class Ring:
         folder = self._checkpoints.begin(step)
         await self._trainer.save(step, folder)
         self._checkpoints.finish(step, self.version)
+        await self._rollouts.covered(step)

@@ -11,7 +11,8 @@ from miles.cluster.run_actors import RunActors
 from miles.cluster.session import ray_session
 from miles.config import Settings
 from miles.data.prompts import PromptSource
-from miles.driver.checkpoints import Checkpoint, CheckpointFolder, find_checkpoint
+from miles.driver.checkpoints import Checkpoint, CheckpointFolder, find_checkpoint, read_json
+from miles.driver.resume import about, compare
 from miles.driver.ring import Ring, Schedule
 from miles.driver.watch import Watch
 from miles.errors import SettingsError, raising_first_cause
@@ -19,6 +20,7 @@ from miles.observe.live import LiveView
 from miles.observe.observer import Observer
 from miles.observe.run_folder import RunFolder
 from miles.observe.trackers import trackers_of
+from miles.rollout.lineage import StartingPoint
 
 STATUS_INTERVAL_S = 0.5
 
@@ -27,21 +29,22 @@ def run(settings: Settings) -> int:
     """One run from start to end. Returns the exit code; raises `MilesError` with the first cause, or KeyboardInterrupt."""
     checkpoint = find_checkpoint(settings.checkpoint.load)
     total = total_steps(settings)
-    start = checkpoint.step if checkpoint else 0
-    if start >= total:
+    steps = steps_to_run(settings, checkpoint, total)
+    if not steps:
         raise SettingsError(
-            [f"--num-rollout {total}: the checkpoint has trained {start} steps already; {start + 1} works"]
+            [f"--num-rollout {total}: there is nothing to train from step {steps.start} on; {steps.start + 1} works"]
         )
     folder = _open_folder(settings, checkpoint)
-    with LiveView(folder.name, total, start_step=start) as view:
+    begins = starting_point(settings, folder.path, checkpoint)
+    with LiveView(folder.name, steps.stop, start_step=steps.start) as view:
         observer = Observer(folder, view)
         observer.started(settings.to_json())
-        for name, opened in trackers_of(settings, folder.path, start).items():
+        for name, opened in trackers_of(settings, folder.path, steps.start).items():
             observer.attach(name, opened)
         cause: str | None = "stopped"
         try:
             with ray_session():
-                asyncio.run(_run(settings, observer, folder.path, checkpoint, total))
+                asyncio.run(_run(settings, observer, folder.path, begins, steps, total))
             cause = None
         except (KeyboardInterrupt, asyncio.CancelledError):
             cause = "interrupted"
@@ -62,6 +65,20 @@ def total_steps(settings: Settings) -> int:
     return (settings.data.num_epoch or 0) * rows // (settings.rollout.rollout_batch_size or 1)
 
 
+def steps_to_run(settings: Settings, checkpoint: Checkpoint | None, total: int) -> range:
+    """The training steps of this run, out of ``total``: from where its checkpoint is, to where it is told to end."""
+    start, last = settings.debug.start_rollout_id or 0, settings.debug.debug_exit_after_rollout
+    return range(checkpoint.step if checkpoint else start, total if last is None else min(total, last + 1))
+
+
+def reference_folder(settings: Settings) -> str | None:
+    """Where the weights of the reference policy are: a checkpoint or a folder in Hugging Face format; None: none is used."""
+    if not settings.uses_reference:
+        return None
+    checkpoint = find_checkpoint(settings.checkpoint.ref_load)
+    return checkpoint.folder if checkpoint else settings.checkpoint.ref_load or settings.model.hf_checkpoint
+
+
 def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder:
     """The run's folder. A resumed run goes on in the one that its checkpoint lies in, unless it has a name of its own."""
     home = Path(checkpoint.folder).parent.parent if checkpoint else None
@@ -80,19 +97,50 @@ def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder
     return folder
 
 
-async def _run(settings: Settings, observer: Observer, home: Path, checkpoint: Checkpoint | None, total: int) -> None:
-    checkpoints = CheckpointFolder(Path(settings.checkpoint.save) if settings.checkpoint.save else home / "checkpoints")
+def starting_point(settings: Settings, home: Path, checkpoint: Checkpoint | None) -> StartingPoint:
+    """Where the run starts, and whether what it had finished before may be trained under the settings of now."""
+    if checkpoint is not None:
+        keeps = compare(checkpoint.about, settings).keeps_finished
+        return StartingPoint(checkpoint.step, checkpoint.version, checkpoint.folder, keeps)
+    before = home / "settings.json"
+    keeps = not before.exists() or compare({"settings": read_json(before)}, settings).keeps_finished
+    return StartingPoint(keeps_finished=keeps)
+
+
+def _checkpoint_folder(settings: Settings, home: Path) -> CheckpointFolder:
+    saves = settings.checkpoint
+    return CheckpointFolder(
+        Path(saves.save) if saves.save else home / "checkpoints",
+        about=about(settings),
+        keep_last=saves.save_keep_last,
+        keep_every=saves.save_keep_every,
+        sentinel=Path(saves.save_trigger_sentinel) if saves.save_trigger_sentinel else None,
+    )
+
+
+async def _run(
+    settings: Settings, observer: Observer, home: Path, begins: StartingPoint, steps: range, total: int
+) -> None:
+    checkpoints = _checkpoint_folder(settings, home)
     watch = Watch(observer, settings)
-    steps = range(checkpoint.step if checkpoint else 0, total)
-    actors = RunActors(settings, logs=home / "logs", steps=steps, resume_from=checkpoint.folder if checkpoint else None)
+    actors = RunActors(
+        settings,
+        home=home,
+        steps=steps,
+        total_steps=total,
+        begins=begins,
+        reference=reference_folder(settings),
+    )
+    trains_nothing = settings.debug.debug_rollout_only
     schedule = Schedule(
         start=steps.start,
         total=steps.stop,
-        version=checkpoint.version - 1 if checkpoint else 0,
-        publish_interval=settings.engine.update_weights_interval,
+        version=begins.version - 1,
+        publish_interval=steps.stop if trains_nothing else settings.engine.update_weights_interval,
         eval_interval=settings.eval.eval_interval,
         eval_before=not settings.eval.skip_eval_before_train,
         save_interval=settings.checkpoint.save_interval,
+        saves=not trains_nothing,
     )
     ring = Ring(schedule, actors, actors, checkpoints, watch)
     main = asyncio.current_task()

@@ -36,10 +36,10 @@ class Watch:
         sampled = metrics.get("rollout/response_len/mean", 0.0) * self._settings.batch_samples
         generating, training = sampled / seconds, trained / max(metrics["perf/train_time"], 1e-9)
         self._rates = (generating, training)
-        rates = {
-            "perf/tokens_per_gpu_per_sec": generating / self._settings.num_engines,
-            "perf/actor_train_tok_per_s": training / self._settings.trainer_ranks,
-        }
+        engines, ranks = self._settings.num_engines, self._settings.trainer_ranks
+        rates = {"perf/tokens_per_gpu_per_sec": generating / engines} if engines else {}
+        if trained:
+            rates["perf/actor_train_tok_per_s"] = training / ranks
         self._observer.step(step + 1, {**metrics, **rates})
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -60,7 +60,7 @@ class Watch:
         self._observer.status(
             Snapshot(
                 trainer=self._trainer,
-                held_by=held if serving else "engines",
+                held_by=held if serving or not engines else "engines",
                 version=status["version"],
                 running_samples=status.get("running_samples", 0),
                 slots=self._settings.slots,

@@ -71,8 +71,8 @@ def _as_it_is(transport: Transport) -> Transport:
 BACKENDS = {
     b.name: b
     for b in (
-        Backend("local", local.launch, _as_it_is, ("shm", "disk"), 120.0),
-        Backend("sglang", sglang.launch, sglang.SglangTransport, ("disk",), 1800.0, "sglang", "--sglang-"),
+        Backend("local", local.launch, _as_it_is, ("shm", "disk", "broadcast"), 120.0),
+        Backend("sglang", sglang.launch, sglang.SglangTransport, ("disk", "broadcast"), 1800.0, "sglang", "--sglang-"),
         Backend("vllm", vllm.launch, vllm.VllmTransport, ("disk",), 1800.0, "vllm"),
     )
 }
@@ -86,10 +86,19 @@ def backend_of(engine: EngineSettings) -> Backend:
     return BACKENDS["sglang" if sglang_runs else "local"]
 
 
+NETWORK_TRANSFERS = ("broadcast", "p2p")
+"""Ways that launch scripts ask for and that change no result: where a backend lacks one, its own best takes its place."""
+
+
 def weights_kind(engine: EngineSettings, backend: Backend) -> str:
     """How weights travel: as ``--update-weight-transfer-mode`` says, auto being what suits the backend best."""
     mode = engine.update_weight_transfer_mode
-    return backend.weights[0] if mode == "auto" else mode
+    return backend.weights[0] if mode == "auto" or is_replaced(mode, backend) else mode
+
+
+def is_replaced(mode: str, backend: Backend) -> bool:
+    """Whether the backend sends weights in its own best way, though another one was asked for."""
+    return mode in NETWORK_TRANSFERS and mode not in backend.weights
 
 
 def has_accelerator() -> bool:

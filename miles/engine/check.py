@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 
 from miles.config import Problems, Settings
-from miles.engine.backends import BACKENDS, Backend, backend_of, has_accelerator, weights_kind, why_not_importable
+from miles.engine.backends import (
+    BACKENDS,
+    Backend,
+    backend_of,
+    has_accelerator,
+    is_replaced,
+    weights_kind,
+    why_not_importable,
+)
 from miles.engine.launch import interpreter, model_context
 
 
@@ -23,10 +31,15 @@ def check(settings: Settings, problems: Problems) -> None:
             f"--engine-python {engine.engine_python} has no effect: the local engine runs in this interpreter"
         )
     mode = engine.update_weight_transfer_mode
-    if mode not in ("auto", *backend.weights):
-        works = " and ".join(backend.weights)
+    if is_replaced(mode, backend):
+        problems.warn(
+            f"--update-weight-transfer-mode {mode} is not here yet: weights reach the {backend.name} engines through "
+            f"{backend.weights[0]}, which changes no result"
+        )
+    elif mode not in ("auto", *backend.weights):
+        works = ", ".join(("auto", *backend.weights[:-1])) + " and " + backend.weights[-1]
         problems.add(
-            "--update-weight-transfer-mode", mode, f"the {backend.name} backend can't take it", f"auto and {works} work"
+            "--update-weight-transfer-mode", mode, f"the {backend.name} backend can't take it", f"{works} work"
         )
     gpus, per_engine = engine.rollout_num_gpus, engine.rollout_num_gpus_per_engine
     if gpus is not None and gpus % per_engine:
@@ -35,10 +48,11 @@ def check(settings: Settings, problems: Problems) -> None:
             f"is not a multiple of --rollout-num-gpus-per-engine {per_engine}",
             f"{max(1, gpus // per_engine) * per_engine} works",
         )  # fmt: skip
-    if settings.train.actor_num_nodes > 1 and weights_kind(engine, backend) != "disk":
+    if settings.train.actor_num_nodes > 1 and weights_kind(engine, backend) == "shm":
         problems.add(
             "--actor-num-nodes", settings.train.actor_num_nodes, "weights go through the shared memory of one machine",
-            "1 works, or --update-weight-transfer-mode disk with --update-weight-disk-dir on a shared filesystem",
+            "1 works, or --update-weight-transfer-mode broadcast, or disk with --update-weight-disk-dir on a shared "
+            "filesystem",
         )  # fmt: skip
     _check_context(settings, problems)
     _check_router(settings, problems)

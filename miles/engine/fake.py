@@ -12,13 +12,15 @@ a script, request after request, then as ``choose`` says, and where that says no
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from miles.engine.shared_service import SharedService
 from miles.engine.wire import Reply
 from miles.errors import EngineUnreachable
 
@@ -53,13 +55,21 @@ Action = Say | Status | Raw | Hang | Reset
 
 @dataclass
 class FakeEngine:
-    """One engine. ``length`` draws the response length (tokens) of a request; each token takes ``token_s`` seconds."""
+    """One engine. ``length`` draws the response length (tokens) of a request.
+
+    Each token takes ``token_s`` seconds while at most ``saturation`` requests run; more of them share that speed. Reading
+    a prompt takes ``prefill_s`` seconds a token, and again after each pause of mode retract, what was sampled included.
+    Where it does not remember, ``requests`` and ``calls`` stay empty.
+    """
 
     script: deque[Action] = field(default_factory=deque)
     choose: Callable[[dict[str, Any]], Action | None] = lambda payload: None
     version: str = "default"
     tells_spans: bool = True
     token_s: float = 0.01
+    prefill_s: float = 0.0
+    saturation: float = math.inf
+    remembers: bool = True
     length: Callable[[dict[str, Any], random.Random], int] = lambda payload, rng: 4
     update_s: float = 0.0
     refuse_after_update_s: float = 0.0
@@ -71,15 +81,18 @@ class FakeEngine:
     calls: list[str] = field(default_factory=list)
     most_running: int = 0
     aborted: int = 0
-    _running: dict[str, asyncio.Event] = field(default_factory=dict)
-    _gate: asyncio.Event | None = None
+    _running: dict[str, _Request] = field(default_factory=dict)
     _refuse_until: float = -1.0
+
+    def __post_init__(self) -> None:
+        self.service = SharedService(self.saturation)
 
     async def answer(self, path: str, payload: Any) -> Reply:
         """The reply to one request. Raises `EngineUnreachable` where a real engine would break the connection."""
         if self.dead or asyncio.get_running_loop().time() < self._refuse_until:
             raise EngineUnreachable(f"fake engine refuses {path}")
-        self.calls.append(path)
+        if self.remembers:
+            self.calls.append(path)
         if path == "/generate":
             return await self._generate(payload)
         if path == "/health":
@@ -91,28 +104,25 @@ class FakeEngine:
     def kill(self) -> None:
         """Breaks every running request and answers nothing until `revive`."""
         self.dead = True
-        for stop in self._running.values():
-            stop.set()
+        self._abort_all()
 
     def revive(self) -> None:
         """Back with an empty script and no weights published to it."""
-        self.dead, self.version, self._gate = False, "default", None
+        self.dead, self.version, self.service = False, "default", SharedService(self.saturation)
 
     # ---- control
 
     async def _control(self, path: str, payload: dict[str, Any]) -> Reply:
         if path == "/pause_generation":
-            self._open_gate().clear()
-            if payload.get("mode") == "abort":
-                self._abort_all()
+            self._pause(payload.get("mode"))
         elif path == "/continue_generation":
-            self._open_gate().set()
+            self.service.resume()
         elif path == "/abort_request":
-            for rid, stop in self._running.items():
+            for rid, request in self._running.items():
                 if payload.get("abort_all") or rid == payload.get("rid"):
-                    stop.set()
+                    request.stop()
         elif path == "/update_weight_version":
-            self.version = payload["new_version"]
+            self._label(payload["new_version"])
             if payload.get("abort_all_requests", self.aborts_on_version):
                 self._abort_all()
         elif path.startswith("/update_weights"):
@@ -125,92 +135,145 @@ class FakeEngine:
             raise EngineUnreachable("fake engine died in an update")
         if self.fails_update:
             return Reply(400, {"error": "scripted: update refused"})
-        self.version = payload["weight_version"]
+        if "mode" in payload:
+            self._pause(payload["mode"])
+        self._label(payload["weight_version"])
+        if "mode" in payload:
+            self.service.resume()
         if self.refuse_after_update_s:
             self._refuse_until = asyncio.get_running_loop().time() + self.refuse_after_update_s
         return Reply(200, {"success": True})
 
     def _abort_all(self) -> None:
-        for stop in self._running.values():
-            stop.set()
+        for request in self._running.values():
+            request.stop()
 
-    def _open_gate(self) -> asyncio.Event:
-        if self._gate is None:
-            self._gate = asyncio.Event()
-            self._gate.set()
-        return self._gate
+    def _label(self, version: str) -> None:
+        """The weights are those of ``version`` now: tokens that running requests have keep the label they had."""
+        for request in self._running.values():
+            request.mark(self)
+        self.version = version
+
+    def _pause(self, mode: str | None) -> None:
+        self.service.pause()
+        if mode == "abort":
+            self._abort_all()
+        if mode == "retract" and self.prefill_s:
+            for request in self._running.values():
+                request.compute_again(self)
 
     # ---- generation
 
     async def _generate(self, payload: dict[str, Any]) -> Reply:
-        self.requests.append(payload)
+        if self.remembers:
+            self.requests.append(payload)
         action = self.script.popleft() if self.script else self.choose(payload)
-        rng = random.Random(payload["sampling_params"].get("sampling_seed", payload["rid"]))
         if isinstance(action, Status):
             return Reply(action.code, {"error": action.message})
         if isinstance(action, Raw):
             return Reply(200, action.body)
         if isinstance(action, Reset):
             raise EngineUnreachable("fake engine reset the connection")
-        stop = asyncio.Event()
-        self._running[payload["rid"]] = stop
+        params = payload["sampling_params"]
+        rng = random.Random(params.get("sampling_seed", payload["rid"]))
+        if isinstance(action, Hang):
+            count, finish, hangs = 0, "stop", True
+        else:
+            count, finish = self._wanted(payload, action, rng)
+            hangs = False
+        entries = _entries(rng, count)
+        ends = params.get("stop_token_ids") or ()
+        at = next((i for i, entry in enumerate(entries) if entry[1] in ends), None) if ends else None
+        if at is not None:
+            entries, finish = entries[: at + 1], "stop"
+        request = _Request(self, len(payload["input_ids"]), len(entries), hangs)
+        self._running[payload["rid"]] = request
         self.most_running = max(self.most_running, len(self._running))
         try:
-            if isinstance(action, Hang):
-                await stop.wait()
-                raise EngineUnreachable("fake engine broke a hanging request")
-            params = payload["sampling_params"]
-            want = action.tokens if action else self.length(payload, rng)
-            limit = params.get("max_new_tokens") or want
-            if params.get("ignore_eos") and action is None:
-                want = limit + 1
-            finish = action.finish if action else ("length" if want > limit else "stop")
-            return await self._sample(payload, min(want, limit), finish, stop, rng)
+            await request.job.done
         finally:
             del self._running[payload["rid"]]
+            self.service.end(request.job)
+        if hangs or self.dead:
+            raise EngineUnreachable("fake engine died" if self.dead else "fake engine broke a hanging request")
+        request.mark(self)
+        return self._reply(payload, request, entries[: request.tokens], finish)
 
-    async def _sample(
-        self, payload: dict[str, Any], count: int, finish: str, stop: asyncio.Event, rng: random.Random
-    ) -> Reply:
-        entries = [[-rng.random(), rng.randrange(1, 100), None] for _ in range(count)]
-        ends = payload["sampling_params"].get("stop_token_ids") or ()
-        for at, (_, token, _) in enumerate(entries):
-            if token in ends:
-                count, finish = at + 1, "stop"
-                break
-        versions: list[str] = []
-        while len(versions) < count and not stop.is_set():
-            await self._open_gate().wait()
-            await asyncio.sleep(self.token_s)
-            versions.append(self.version)
-        if self.dead:
-            raise EngineUnreachable("fake engine died")
-        if stop.is_set() and len(versions) < count:
+    def _wanted(self, payload: dict[str, Any], action: Say | None, rng: random.Random) -> tuple[int, str]:
+        """How many tokens the reply gets, and what ends it."""
+        params = payload["sampling_params"]
+        want = action.tokens if action else self.length(payload, rng)
+        limit = params.get("max_new_tokens") or want
+        if params.get("ignore_eos") and action is None:
+            want = limit + 1
+        finish = action.finish if action else ("length" if want > limit else "stop")
+        return min(want, limit), finish
+
+    def _reply(self, payload: dict[str, Any], request: _Request, entries: list[Any], finish: str) -> Reply:
+        if len(entries) < request.wanted:
             finish = "abort"
             self.aborted += 1
-        entries = entries[: len(versions)]
         meta: dict[str, Any] = {
             "id": payload["rid"],
             "finish_reason": {"type": finish},
             "prompt_tokens": len(payload["input_ids"]),
-            "completion_tokens": len(versions),
+            "completion_tokens": len(entries),
             "output_token_logprobs": entries,
             "weight_version": self.version,
         }
-        if self.tells_spans and all(v.isdigit() for v in versions):
-            meta["weight_versions"] = _runs(versions)
-        return Reply(200, {"text": " ".join(str(e[1]) for e in entries), "meta_info": meta})
+        if self.tells_spans and all(span["version"].isdigit() for span in request.spans):
+            meta["weight_versions"] = request.spans
+        return Reply(200, {"text": " ".join(_TEXT[e[1]] for e in entries), "meta_info": meta})
 
 
-def _runs(versions: Iterable[str]) -> list[dict[str, Any]]:
-    """[1, 1, 2] to [{version 1, 0..2}, {version 2, 2..3}]."""
-    spans: list[dict[str, Any]] = []
-    for at, version in enumerate(versions):
-        if spans and spans[-1]["version"] == version:
-            spans[-1]["end"] = at + 1
-        else:
-            spans.append({"version": version, "start": at, "end": at + 1})
-    return spans
+class _Request:
+    """A request that runs: prefill, then tokens at even distances of service."""
+
+    def __init__(self, engine: FakeEngine, prompt_tokens: int, wanted: int, hangs: bool) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.wanted = wanted
+        self.tokens = 0
+        self.spans: list[dict[str, Any]] = []
+        self._before_s = prompt_tokens * engine.prefill_s
+        self.job = engine.service.begin(math.inf if hangs else self._before_s + wanted * engine.token_s)
+
+    def stop(self) -> None:
+        if not self.job.done.done():
+            self.job.done.set_result(None)
+
+    def mark(self, engine: FakeEngine) -> None:
+        """What has been sampled since the last mark is of the engine's present version."""
+        sampled_s = engine.service.received(self.job) - self._before_s
+        tokens = int(sampled_s / engine.token_s + 1e-6) if engine.token_s else self.wanted
+        tokens = min(self.wanted, max(self.tokens, tokens))
+        if tokens > self.tokens:
+            last = self.spans[-1] if self.spans else None
+            if last is not None and last["version"] == engine.version:
+                last["end"] = tokens
+            else:
+                self.spans.append({"version": engine.version, "start": self.tokens, "end": tokens})
+            self.tokens = tokens
+
+    def compute_again(self, engine: FakeEngine) -> None:
+        """Its keys and values are lost: prompt and tokens so far have to be read again."""
+        self.mark(engine)
+        again_s = (self.prompt_tokens + self.tokens) * engine.prefill_s
+        self._before_s += again_s
+        engine.service.add_work(self.job, again_s)
+
+
+_TOKENS = random.Random("tokens of fake engines")
+_ENTRIES: list[list[Any]] = [[-_TOKENS.random(), _TOKENS.randrange(1, 100), None] for _ in range(4096)]
+_TEXT = [str(token) for token in range(100)]
+
+
+def _entries(rng: random.Random, count: int) -> list[list[Any]]:
+    """So many made-up (log-prob, token, None)."""
+    start = int(rng.random() * len(_ENTRIES))
+    entries = _ENTRIES[start : start + count]
+    while len(entries) < count:
+        entries += _ENTRIES[: count - len(entries)]
+    return entries
 
 
 class FakeFleet:

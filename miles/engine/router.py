@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +31,15 @@ class Engine:
     aside: str | None = "not started"
     running: int = 0
     failures: int = 0
+    busy_s: float = 0.0
+    """Seconds with at least one request, up to when one last began or ended."""
+    changed_at: float = 0.0
+
+    def run(self, requests: int, now: float) -> None:
+        """So many requests begin (negative: end) now."""
+        if self.running:
+            self.busy_s += now - self.changed_at
+        self.running, self.changed_at = self.running + requests, now
 
 
 class RoutingTable:
@@ -94,26 +101,33 @@ class RoutingTable:
     def aside(self) -> list[Engine]:
         return [e for e in self.engines.values() if e.aside is not None]
 
+    def busy_s(self) -> float:
+        """Seconds that the engines had requests up to now, summed."""
+        now = asyncio.get_running_loop().time()
+        for engine in self.engines.values():
+            engine.run(0, now)
+        return sum(e.busy_s for e in self.engines.values())
+
     def statistics(self) -> list[dict[str, Any]]:
         """A snapshot: address, version, running requests and why an engine is aside."""
         return [dict(vars(e)) for e in self.engines.values()]
 
     # ---- who takes the next request
 
-    @asynccontextmanager
-    async def lease(self, routing_key: str | None = None) -> AsyncIterator[Engine]:
-        """The engine for one request. Waits while nobody is routed to.
+    def lease(self, routing_key: str | None = None) -> Lease:
+        """The engine for one request: ``async with`` waits while nobody is routed to.
 
         Raises `NoEngine`, with the first cause, when that lasts longer than ``engine_wait_s``.
         """
+        return Lease(self, routing_key)
+
+    async def take(self, routing_key: str | None) -> Engine:
+        """The engine for one request, which runs on it from now on. Raises as `lease`."""
         if not self.routed():
             await self._wait_for_engine()
         engine = self._choose(routing_key)
-        engine.running += 1
-        try:
-            yield engine
-        finally:
-            engine.running -= 1
+        engine.run(1, asyncio.get_running_loop().time())
+        return engine
 
     async def _wait_for_engine(self) -> None:
         try:
@@ -137,3 +151,19 @@ class RoutingTable:
             if len(self._sticky) > STICKY_KEYS:
                 self._sticky.popitem(last=False)
         return engine
+
+
+class Lease:
+    """One request's engine, for the time of an ``async with``."""
+
+    __slots__ = ("_engine", "_key", "_table")
+
+    def __init__(self, table: RoutingTable, key: str | None) -> None:
+        self._table, self._key = table, key
+
+    async def __aenter__(self) -> Engine:
+        self._engine = await self._table.take(self._key)
+        return self._engine
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._engine.run(-1, asyncio.get_running_loop().time())

@@ -1,4 +1,6 @@
-"""Flat weights in shared memory: a manifest says where each tensor lies, `map_segment` gives views without a copy.
+"""Flat weights in shared memory: a manifest says where each tensor lies, `Segment` gives views without a copy.
+
+    tensor 0 | tensor 1 | ... | one 64-bit checksum per tensor, written last (`seal`) and checked first (`verify`)
 
 One file per segment, `manifest.json` beside it in the same folder; all segments of a folder share that manifest. Who
 may write which segment is the publisher's business (`miles/weights`); this is only the layout.
@@ -13,9 +15,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 ALIGNMENT = 64
+WORD = 8
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,15 @@ class TensorSlot:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The layout of a segment, in the order of the model's state dict."""
+    """The layout of a segment, in the order of the model's state dict; ``nbytes`` are those of the tensors."""
 
     slots: tuple[TensorSlot, ...]
     nbytes: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of the whole file, checksums included."""
+        return self.nbytes + WORD * len(self.slots)
 
     @classmethod
     def plan(cls, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> Manifest:
@@ -58,18 +67,48 @@ class Manifest:
         return cls(tuple(TensorSlot(**s | {"shape": tuple(s["shape"])}) for s in values["slots"]), values["nbytes"])
 
 
-def create_segment(path: Path, nbytes: int) -> None:
+def create_segment(path: Path, manifest: Manifest) -> None:
     """Makes the file with all its bytes reserved, so that a full /dev/shm is an OSError here and no bus error later."""
     with open(path, "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(nbytes, 1))
+        os.posix_fallocate(file.fileno(), 0, max(manifest.total, 1))
 
 
-def map_segment(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Views of every tensor in the segment; writing to them writes the segment. Raises ValueError on a short file."""
-    size = path.stat().st_size
-    if size < manifest.nbytes:
-        raise ValueError(f"{path} has {size} bytes, its manifest needs {manifest.nbytes}")
-    flat = torch.from_file(str(path), shared=True, size=manifest.nbytes, dtype=torch.uint8)
-    return {
-        s.name: flat[s.offset : s.offset + s.nbytes].view(getattr(torch, s.dtype)).view(s.shape) for s in manifest.slots
-    }
+class Segment:
+    """A mapped segment: ``tensors`` are views by name, and writing to them writes the file.
+
+    Raises ValueError on a short file.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        size = path.stat().st_size
+        if size < manifest.total:
+            raise ValueError(f"{path} has {size} bytes, its manifest needs {manifest.total}")
+        self._path = path
+        self._slots = manifest.slots
+        flat = torch.from_file(str(path), shared=True, size=manifest.total, dtype=torch.uint8)
+        self._words = flat[: manifest.nbytes].numpy().view(np.uint64)
+        self._sums = flat[manifest.nbytes :].numpy().view(np.uint64)
+        self.tensors = {
+            s.name: flat[s.offset : s.offset + s.nbytes].view(getattr(torch, s.dtype)).view(s.shape)
+            for s in self._slots
+        }
+
+    def seal(self, first: int = 0, step: int = 1) -> None:
+        """Writes the checksums of every ``step``-th tensor from ``first`` on: of complete tensors, shared among ranks."""
+        for index in range(first, len(self._slots), step):
+            self._sums[index] = self._sum(self._slots[index])
+
+    def verify(self) -> None:
+        """Raises ValueError, naming the first tensor whose bytes are not those that were sealed."""
+        for slot, told in zip(self._slots, self._sums, strict=True):
+            if self._sum(slot) != told:
+                raise ValueError(f"{slot.name} {list(slot.shape)} {slot.dtype} differs from its checksum")
+
+    def _sum(self, slot: TensorSlot) -> np.uint64:
+        """The sum of a tensor's bytes as 64-bit words, with the zeroes up to its alignment, modulo 2**64.
+
+        It finds weights that were not written to their end, at the speed of memory; it is no guard against forgery.
+        """
+        padded = -(-slot.nbytes // ALIGNMENT) * ALIGNMENT
+        total: np.uint64 = np.add.reduce(self._words[slot.offset // WORD : (slot.offset + padded) // WORD])
+        return total

@@ -160,21 +160,6 @@ def is_looping(row: Sample) -> bool:
     return False
 
 
-def trained_tokens(row: Sample) -> Counter[int | None]:
-    """Trainable tokens of a row by the version that sampled them; None: nobody knows.
-
-    Tokens that no span covers count under the oldest version that the row can be from.
-    """
-    if row.remove_sample:
-        return Counter()
-    tokens: Counter[int | None] = Counter()
-    for span in row.version_spans:
-        version = row.submit_version if span.version is None else span.version
-        tokens[version] += span.end - span.start if row.loss_mask is None else sum(row.loss_mask[span.start : span.end])
-    tokens[row.oldest_version] += row.effective_response_length - tokens.total()
-    return +tokens
-
-
 # ---- families of metrics
 
 
@@ -214,7 +199,7 @@ def _zero_std(rewards: Sequence[Sequence[float]]) -> dict[str, float]:
 
 def _staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Age of a token: ``version`` minus the one that sampled it. Age of a group: that of its oldest trainable token."""
-    by_group = [sum(map(trained_tokens, iter_samples(group)), Counter[int | None]()) for group in groups]
+    by_group = [sum((row.trainable_tokens() for row in iter_samples(group)), Counter[int | None]()) for group in groups]
     tokens = sum(by_group, Counter[int | None]())
     total = tokens.total()
     ages = [version - oldest for group in by_group if (oldest := _oldest(group)) is not None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from miles.config import Settings
@@ -20,10 +21,14 @@ from miles.rollout.filter_hub.sample_filter import make_sample_filter
 from miles.rollout.function_feed import FunctionFeed
 from miles.rollout.generation import GenerateState
 from miles.rollout.ledger import Ledger
+from miles.rollout.ledger_store import LedgerFile, LedgerStore
+from miles.rollout.lineage import RolloutState, StartingPoint
 from miles.rollout.rollout_function import RolloutFunction
 from miles.rollout.rollouts import Rollouts, WeightPublisher
+from miles.rollout.saved_rollouts import SavedFeed
 from miles.rollout.scoring import Scoring
 from miles.rollout.staleness import Versions
+from miles.rollout.staleness_policy import POLICIES
 from miles.rollout.worker import Attempts, RolloutWorker, Source
 
 LENGTH_BIAS_BATCHES = 16
@@ -41,6 +46,33 @@ def bounds_of(settings: Settings, steps: int | None) -> Bounds:
         interval=settings.engine.update_weights_interval,
         ahead_groups=batch if settings.mode == "one_step_off" else None,
         total_groups=None if steps is None else steps * batch,
+    )
+
+
+def length_bias_window(settings: Settings) -> int:
+    """Groups that the length bias looks back on."""
+    return LENGTH_BIAS_BATCHES * (settings.rollout.rollout_batch_size or 1)
+
+
+def open_state(
+    settings: Settings,
+    source: Any,
+    folder: Path,
+    start: StartingPoint,
+    make_store: Callable[[LedgerFile], LedgerStore],
+    *,
+    durable: bool = True,
+) -> RolloutState:
+    """The ledger in ``folder`` and the source, both at ``start``. Raises LedgerError and SettingsError as `RolloutState`."""
+    return RolloutState(
+        source,
+        folder,
+        start,
+        bound=settings.staleness_bound,
+        window=length_bias_window(settings),
+        by_function=settings.mode == "function",
+        make_store=make_store,
+        durable=durable,
     )
 
 
@@ -62,7 +94,7 @@ def make_worker_feed(
     path = rollout.custom_async_data_buffer_path
     hook = HookedBuffer(path, state.args, ledger, buffer) if path else None
     worker = RolloutWorker(
-        source=NumberedSource(source, settings.data.data_source_path, rollout.n_samples_per_prompt),
+        source=NumberedSource(source, settings.data.data_source_path, rollout.n_samples_per_prompt, ledger.next_id),
         state=state,
         generate=state.generate_function,
         scoring=scoring,
@@ -84,7 +116,11 @@ def make_worker_feed(
         keep=(lambda group: call_dynamic_filter(filter_function, state.args, group)) if filter_function else None,
     )
     parts: Any = (worker, buffer, ledger, versions)
-    rules: Any = {"bounds": bounds, "retry_unused": settings.retry_unused}
+    rules: Any = {
+        "bounds": bounds,
+        "policy": POLICIES[settings.staleness_policy](bounds),
+        "retry_unused": settings.retry_unused,
+    }
     return WorkerFeed(*parts, **rules) if hook is None else HookedFeed(hook, *parts, **rules)
 
 
@@ -99,17 +135,23 @@ def assemble(
     eval_sets: Sequence[EvalSet] = (),
     tokenizer: Any = None,
     steps: range,
+    state_of_run: RolloutState | None = None,
     **args: Any,
 ) -> Rollouts:
-    """The rollout side of a run that trains ``steps``; ``args`` are added to the namespace that hooks get."""
+    """The rollout side of a run that trains ``steps``; ``args`` are added to the namespace that hooks get.
+
+    ``state_of_run``: its ledger and what was finished before it started; None: nothing is kept, and nothing was.
+    """
     versions = Versions()
-    ledger = Ledger(window=LENGTH_BIAS_BATCHES * (settings.rollout.rollout_batch_size or 1))
+    ledger = state_of_run.ledger if state_of_run else Ledger(window=length_bias_window(settings))
     core = Core(client, versions, encode, tokenizer, scoring, running_loop())
     adopt(core)
     state = GenerateState(settings.namespace(**args), core)
     shared: RolloutFunction | None = None
     feed: Feed
-    if settings.mode == "function":
+    if settings.debug.load_debug_rollout_data is not None:
+        feed = SavedFeed(settings.debug.load_debug_rollout_data)
+    elif settings.mode == "function":
         path = settings.rollout.rollout_function_path or ""
         feed = FunctionFeed(
             load_function(path),
@@ -134,6 +176,8 @@ def assemble(
             versions=versions,
             steps=len(steps),
         )
+        if state_of_run is not None:
+            feed.restore(state_of_run.finished)
     return Rollouts(
         feed=feed,
         client=client,

@@ -8,6 +8,7 @@ from miles.config import Problems, Settings
 from miles.config.settings import FIRST_ERA_PATHS, FULLY_ASYNC_PATHS
 from miles.errors import HookError
 from miles.hooks import load_function
+from miles.rollout.saved_rollouts import NUMBER, path_of
 
 
 def check(settings: Settings, problems: Problems) -> None:
@@ -18,6 +19,7 @@ def check(settings: Settings, problems: Problems) -> None:
     _check_sampling(settings, problems)
     _check_mode(settings, problems)
     _check_hooks(settings, problems)
+    _check_saved_rollouts(settings, problems)
 
 
 def _check_schedule(settings: Settings, problems: Problems) -> None:
@@ -46,9 +48,15 @@ def _check_schedule(settings: Settings, problems: Problems) -> None:
     ):
         if value is not None and value < 0:
             problems.add(flag, value, "must not be negative", "0 or more works")
-    if rollout.max_weight_staleness is not None and not settings.fully_async:
-        problems.warn(f"--max-weight-staleness bounds fully-async training only; this run is {settings.mode}")
-    if n == 1 and settings.train.advantage_estimator == "grpo" and settings.train.rewards_normalization:
+    for flag in ("--max-weight-staleness", "--staleness-policy"):
+        if flag.lstrip("-").replace("-", "_") in settings.given and not settings.fully_async:
+            problems.warn(f"{flag} bounds fully-async training only; this run is {settings.mode}")
+    if settings.fully_async and rollout.staleness_policy != "evict" and rollout.max_weight_staleness is None:
+        problems.warn(
+            f"--staleness-policy {rollout.staleness_policy} has nothing to keep without --max-weight-staleness"
+        )
+    relative = settings.train.advantage_estimator != "reinforce_plus_plus" and settings.train.loss_type == "policy_loss"
+    if n == 1 and relative and settings.train.rewards_normalization:
         problems.warn("--n-samples-per-prompt 1: a sample alone in its group has advantage 0, so nothing is learned")
     if settings.sampling.rollout_max_response_len is None and settings.sampling.rollout_max_context_len is None:
         problems.add("--rollout-max-response-len", None, "nothing bounds a response", "for example 1024 works")
@@ -120,8 +128,6 @@ def _check_mode(settings: Settings, problems: Problems) -> None:
             "--pause-generation-mode", "abort", "each weight update would abort every running sample of a fully-async run",
             "retract or in_place works",
         )  # fmt: skip
-    if rollout.staleness_policy != "evict":
-        problems.add("--staleness-policy", rollout.staleness_policy, "is not here yet", "evict works")
     own_sets = settings.eval.eval_interval is not None and settings.eval.eval_function_path is None
     if settings.reward.group_rm and own_sets:
         problems.add(
@@ -139,6 +145,7 @@ def _check_hooks(settings: Settings, problems: Problems) -> None:
         "--dynamic-sampling-filter-path": rollout.dynamic_sampling_filter_path,
         "--rollout-sample-filter-path": rollout.rollout_sample_filter_path,
         "--custom-async-data-buffer-path": rollout.custom_async_data_buffer_path,
+        "--custom-convert-samples-to-train-data-path": settings.reward.custom_convert_samples_to_train_data_path,
     }
     paths |= {
         "--custom-rollout-log-function-path": rollout.custom_rollout_log_function_path,
@@ -169,6 +176,35 @@ def _check_data_buffer(settings: Settings, made: Any, problems: Problems) -> Non
             flag, path, f"has no {' and no '.join(lacking)}",
             "a subclass of miles.rollout.fully_async_data_buffer.DataBuffer works",
         )  # fmt: skip
+    if settings.rollout.staleness_policy == "wait":
+        problems.add(
+            "--staleness-policy", "wait", f"{path} alone knows which groups it gives next", "evict and mask work"
+        )
     if not settings.fully_async:
         why = f"only finished groups of a fully-async run wait in a buffer; this run is {settings.mode}"
         problems.add(flag, path, why, "with --fully-async it works")
+
+
+def _check_saved_rollouts(settings: Settings, problems: Problems) -> None:
+    """Each step has a file of its own, and what is to be read is there."""
+    debug = settings.debug
+    flags = {
+        "--save-debug-rollout-data": debug.save_debug_rollout_data,
+        "--load-debug-rollout-data": debug.load_debug_rollout_data,
+    }
+    for flag, template in flags.items():
+        if template is not None and NUMBER not in template:
+            problems.add(flag, template, "every step would have the same file", f"rollouts/{NUMBER}.pt works")
+    load, first = debug.load_debug_rollout_data, debug.start_rollout_id or 0
+    if load is None:
+        return
+    if debug.debug_rollout_only:
+        problems.add(
+            "--debug-rollout-only", "", "--load-debug-rollout-data generates nothing", "leave one of the two out"
+        )
+    if settings.eval.eval_interval is not None:
+        problems.add("--eval-interval", settings.eval.eval_interval, "no engine starts", "leave it out")
+    if settings.checkpoint.load is None and NUMBER in load and not path_of(load, first).is_file():
+        problems.add(
+            "--load-debug-rollout-data", load, f"there is no {path_of(load, first)}", "files of an earlier run work"
+        )

@@ -63,7 +63,7 @@ def adopt(core: Core) -> None:
 def core_of(args: Namespace) -> Core:
     """The core of the running loop, else that of the process's loop, which is built on first use."""
     here = running_loop()
-    if here in _cores:
+    if here is not None and here in _cores:
         return _cores[here]
     process = loops.loop()
     if process not in _cores:

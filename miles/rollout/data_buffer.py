@@ -7,7 +7,8 @@ groups that were open when it filled. Whoever waits for a batch is woken by each
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from miles.errors import BufferClosed, MilesError
 from miles.loops import Changes
@@ -44,11 +45,11 @@ class DataBuffer:
 
     def remove_if(self, condition: Callable[[FinishedGroup], bool]) -> list[FinishedGroup]:
         """Takes every group out for which ``condition`` holds, oldest first."""
-        removed = [e for e in self._heap if condition(e[-1])]
+        removed = sorted(e for e in self._heap if condition(e[-1]))
         if removed:
             self._heap = [e for e in self._heap if not condition(e[-1])]
             heapq.heapify(self._heap)
-        return [e[-1] for e in sorted(removed)]
+        return [e[-1] for e in removed]
 
     async def wait_for(self, count: int) -> None:
         """Waits until ``count`` groups are here. Raises the cause, or `BufferClosed`, when nobody will come."""
@@ -58,6 +59,10 @@ class DataBuffer:
         """Whether ``count`` groups are here. Raises like `wait_for`."""
         self._check_open()
         return len(self) >= count
+
+    def by_version(self) -> Mapping[int, int]:
+        """How many groups there are of each oldest version."""
+        return Counter(int(e[0]) for e in self._heap)
 
     def take(self, count: int) -> list[FinishedGroup]:
         """The ``count`` oldest groups, at once; fewer where there are fewer."""

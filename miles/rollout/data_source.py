@@ -11,7 +11,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,11 @@ class RolloutDataSource(DataSource):
 
     def _new_group(self) -> list[Sample]:
         if self.dataset is not None:
-            return self._group(self.dataset.next_prompt().id)
+            return self.group(self.dataset.next_prompt().id)
         self._next_group += 1
-        return self._group(self._next_group - 1)
+        return self.group(self._next_group - 1)
 
-    def _group(self, number: int) -> list[Sample]:
+    def group(self, number: int) -> list[Sample]:
         """The group of one draw, as it was or will be drawn."""
         prompt = Row(0, "", None, {}) if self.dataset is None else self.dataset.prompt(number)
         return fresh_samples(prompt, number, number * self._group_size, self._group_size)
@@ -107,7 +107,15 @@ class RolloutDataSource(DataSource):
         if self.dataset is not None:
             self.dataset.load_state_dict(state["cursor"])
         self._next_group = state["next_group"]
-        self.buffer = [self._group(number) for number in state["open"]]
+        self.buffer = [self.group(number) for number in state["open"]]
+
+    def go_on_after(self, drawn: Collection[int]) -> None:
+        """Groups of these numbers were drawn since the state was saved: they are not drawn again."""
+        self.buffer = [group for group in self.buffer if group[0].group_index not in drawn]
+        if drawn and self.dataset is not None:
+            self.dataset.go_on_after(drawn)
+        elif drawn:
+            self._next_group = max(self._next_group, max(drawn) + 1)
 
     def save(self, rollout_id: int) -> None:
         """`state` under ``args.save``, for callers without checkpoints of their own. Raises ValueError where it is unset."""
@@ -189,11 +197,11 @@ def skipped_rows(source: Any) -> tuple[int, str]:
 class NumberedSource:
     """What the worker draws from, whoever wrote it: whole groups, numbered where they are not, and errors that name it."""
 
-    def __init__(self, source: Any, path: str, group_size: int) -> None:
+    def __init__(self, source: Any, path: str, group_size: int, drawn: int = 0) -> None:
         self._source = source
         self._path = path
         self._group_size = group_size
-        self._drawn = 0
+        self._drawn = drawn
 
     def get_samples(self, num_samples: int) -> Groups:
         """Raises HookError where the source fails, or gives something else than it was asked for."""
@@ -223,15 +231,15 @@ class NumberedSource:
 
 def saved_state(source: Any, rollout_id: int, open_prompts: Groups) -> dict[str, Any]:
     """What a checkpoint keeps of a source: its state, or that of the moment when its own `save` kept it."""
-    if _is_shipped(source):
+    if is_shipped(source):
         return {"source": source.state(open_prompts)}
     source.save(rollout_id)
-    return {"rollout_id": rollout_id, "open": [[_as_prompt(s) for s in group] for group in open_prompts]}
+    return {"rollout_id": rollout_id, "open": [[as_prompt(s) for s in group] for group in open_prompts]}
 
 
 def resume(source: Any, state: dict[str, Any]) -> None:
     """Goes on from `saved_state`: what was open is drawn first, or given back to a source of the user's."""
-    if _is_shipped(source):
+    if is_shipped(source):
         source.load_state(state["source"])
         return
     source.load(state["rollout_id"])
@@ -239,7 +247,7 @@ def resume(source: Any, state: dict[str, Any]) -> None:
         source.add_samples(_as_groups(state["open"]))
 
 
-def _is_shipped(source: Any) -> bool:
+def is_shipped(source: Any) -> bool:
     """Its state is ours to keep: one of the two classes, or a subclass that has no `save` of its own."""
     return isinstance(source, RolloutDataSource) and type(source).save is RolloutDataSource.save
 
@@ -265,7 +273,8 @@ def fresh_samples(prompt: Prompt | Row, number: int, first_index: int, count: in
     ]
 
 
-def _as_prompt(sample: Sample) -> dict[str, Any]:
+def as_prompt(sample: Sample) -> dict[str, Any]:
+    """What a sample is before generation, as JSON values."""
     names = ("group_index", "index", "prompt", "label", "metadata")
     return {name: getattr(sample, name) for name in names}
 

@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from miles.loops import Changes
 from miles.rollout.admission import Bounds
 from miles.rollout.data_buffer import DataBuffer
 from miles.rollout.ledger import Ledger
-from miles.rollout.staleness import Versions, is_stale
+from miles.rollout.staleness import Versions
+from miles.rollout.staleness_policy import StalenessPolicy
 from miles.rollout.worker import RolloutWorker
-from miles.types import FinishedGroup, Sample
+from miles.types import FinishedGroup, Sample, iter_samples
 
 
 class Feed(Protocol):
@@ -40,7 +41,7 @@ class Feed(Protocol):
 
 
 class WorkerFeed:
-    """Oldest groups first, none older than the bound: what got too old is issued again or given up."""
+    """Oldest groups first, no token older than the bound: what the policy evicts is issued again or given up."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class WorkerFeed:
         versions: Versions,
         *,
         bounds: Bounds,
+        policy: StalenessPolicy,
         retry_unused: bool,
     ) -> None:
         self.changes = buffer.changes
@@ -58,10 +60,18 @@ class WorkerFeed:
         self._ledger = ledger
         self._versions = versions
         self._bounds = bounds
+        self._policy = policy
         self._retry_unused = retry_unused
+        self.evicted = 0
+        """Groups that got too old to be trained, sampled again or given up."""
 
     async def run(self) -> None:
         await self._worker.run()
+
+    def restore(self, finished: Iterable[FinishedGroup]) -> None:
+        """Groups that were finished before a restart are there to be trained."""
+        for group in finished:
+            self._buffer.put(group)
 
     async def take(self, step: int) -> list[FinishedGroup]:
         """The groups of the step that starts now. A cancelled take loses none: they leave the buffer at once or not."""
@@ -73,11 +83,17 @@ class WorkerFeed:
 
         Raises what stopped generation once nothing is left.
         """
-        self._evict_stale()
+        self._evict()
         self._buffer.has(1)
         groups = sorted(self._buffer.take(count), key=lambda g: g.issue_id)
         self._ledger.take(g.issue_id for g in groups)
-        return groups
+        return [self._trained(group) for group in groups]
+
+    def _trained(self, group: FinishedGroup) -> FinishedGroup:
+        trained = self._policy.trained(group, self._versions.current)
+        if trained is not group:
+            self._ledger.mask(group.issue_id, trainable_tokens(group) - trainable_tokens(trained))
+        return trained
 
     def commit(self) -> None:
         """What was taken last has been trained."""
@@ -97,11 +113,14 @@ class WorkerFeed:
         return len(self._buffer)
 
     def _batch_is_ready(self) -> bool:
-        self._evict_stale()
-        return self._buffer.has(self._bounds.batch_groups)
+        self._evict()
+        return self._buffer.has(self._bounds.batch_groups) and self._policy.may_take(
+            self._ledger.running, self._buffer.by_version(), self._versions
+        )
 
-    def _evict_stale(self) -> None:
-        for group in self._buffer.remove_if(lambda g: is_stale(g, self._versions.current, self._bounds.staleness)):
+    def _evict(self) -> None:
+        for group in self._buffer.remove_if(lambda g: self._policy.evicts(g, self._versions.current)):
+            self.evicted += 1
             self.discard(group.issue_id, "stale")
 
     def discard(self, issue_id: int, reason: str) -> None:
@@ -130,3 +149,8 @@ class WorkerFeed:
 
     def metrics(self) -> Mapping[str, float]:
         return {}
+
+
+def trainable_tokens(group: FinishedGroup) -> int:
+    """Response tokens that reach the loss."""
+    return sum(sample.trainable_tokens().total() for sample in iter_samples(group.samples))

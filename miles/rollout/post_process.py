@@ -28,12 +28,13 @@ async def post_process(
     of normalized ones. Raises HookError where the hook fails or doesn't return a pair with one number for each sample.
     """
     samples = [sample for group in groups for sample in iter_samples(group.samples)]
-    raw, rewards = _pair(path, await _call(path, args, samples), len(samples))
+    raw, rewards = _pair(path, await call_with_samples(path, args, samples), len(samples))
     values = iter(raw)
     return tuple(replace(g, samples=[_rewarded(item, values) for item in g.samples]) for g in groups), rewards
 
 
-async def _call(path: str, args: Namespace, samples: list[Sample]) -> Any:
+async def call_with_samples(path: str, args: Namespace, samples: list[Sample]) -> Any:
+    """What a hook f(args, samples) returns; on a thread unless it is async. Raises HookError where it fails."""
     function = load_function(path)
     try:
         if inspect.iscoroutinefunction(function):

@@ -54,6 +54,9 @@ class Rollouts:
         self._versions = versions
         self._sample_filter = sample_filter
         self._closing = asyncio.Event()
+        self._batch: Batch | None = None
+        self._runs = False
+        self._looked_at = (0.0, 0.0)
 
     @property
     def version(self) -> int:
@@ -61,17 +64,21 @@ class Rollouts:
 
     async def run(self) -> None:
         """Generates until `close`. Raises the first cause of what stopped it otherwise."""
+        self._looked_at = (asyncio.get_running_loop().time(), 0.0)
+        self._runs = True
         try:
             with raising_first_cause():
                 async with asyncio.TaskGroup() as tasks:
                     parts = [
                         tasks.create_task(self.feed.run(), name="feed"),
                         tasks.create_task(self._publisher.run(), name="publisher"),
+                        tasks.create_task(self._ledger.store.run(), name="ledger"),
                     ]
                     await self._closing.wait()
                     for part in parts:
                         part.cancel()
         finally:
+            self._runs = False
             await self.client.close()
 
     def close(self) -> None:
@@ -83,13 +90,16 @@ class Rollouts:
         groups = await self.feed.take(step)
         if self._sample_filter is not None:
             self._sample_filter(groups)
-        return Batch(step, self.version, tuple(groups), self.feed.metrics())
+        self._batch = Batch(step, self.version, tuple(groups), self.feed.metrics())
+        return self._batch
 
-    def commit(self) -> int:
-        """The optimizer step of the batch last taken has ended. Returns how many groups were trained."""
+    async def commit(self) -> int:
+        """The optimizer step of the batch last taken has ended. Returns how many groups it trained, once written."""
         self._versions.end_step()
-        trained = self._ledger.commit()
+        trained = self._ledger.commit(self._batch)
+        self._batch = None
         self.feed.changes.notify()
+        await self._ledger.store.settle()
         return trained
 
     async def publish(self, weights: Weights, steps_due: int) -> None:
@@ -99,7 +109,23 @@ class Rollouts:
         """
         await self._publisher.publish(weights)
         self._versions.raise_to(weights.version, steps_due)
+        self._ledger.published(weights.version)
         self.feed.changes.notify()
+
+    @property
+    def untaken(self) -> int:
+        """Groups that were issued and not handed to the trainer."""
+        return self._ledger.untaken
+
+    @property
+    def taken(self) -> int:
+        """Groups that were ever handed to the trainer."""
+        return self._ledger.taken
+
+    @property
+    def generating(self) -> bool:
+        """`run` runs and was not told to end."""
+        return self._runs and not self._closing.is_set()
 
     def busy_weights(self) -> frozenset[str]:
         """Published weights that must not be overwritten."""
@@ -122,11 +148,21 @@ class Rollouts:
         return self.feed.status() | {
             "version": self.version,
             "outstanding_groups": counts.outstanding,
+            "trained_groups": counts.trained,
             "given_up": counts.given_up,
             "wasted_tokens": counts.wasted_tokens,
+            "masked_tokens": counts.masked_tokens,
             "length_bias": counts.length_bias,
+            "masked_length_bias": counts.masked_length_bias,
             "engines": self.client.table.statistics(),
         }
+
+    def engine_idle(self) -> float:
+        """The share of engine time without any request since the last call, engines out of the routing included."""
+        now, busy = asyncio.get_running_loop().time(), self.client.table.busy_s()
+        (before, busy_before), self._looked_at = self._looked_at, (now, busy)
+        passed = (now - before) * len(self.client.table.engines)
+        return min(1.0, max(0.0, 1 - (busy - busy_before) / passed)) if passed > 0 else 0.0
 
     def open_prompts(self) -> list[list[Sample]]:
         """What a resumed run has to issue again."""

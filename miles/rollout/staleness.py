@@ -41,9 +41,11 @@ def finished_group(issue_id: int, samples: Group) -> FinishedGroup:
     oldest = [s.oldest_version for s in iter_samples(samples)]
     known = [v for v in oldest if v is not None]
     newest = [s.newest_version for s in iter_samples(samples) if s.newest_version is not None]
+    trainable = {v for s in iter_samples(samples) for v in s.trainable_tokens() if v is not None}
     return FinishedGroup(
         issue_id,
         samples,
         oldest_version=min(known) if known and len(known) == len(oldest) else None,
         newest_version=max(newest, default=None),
+        newest_trainable=max(trainable, default=None),
     )

@@ -154,7 +154,7 @@ class RolloutWorker:
         """Samples a group anew, if it has attempts left; it starts before new prompts."""
         if not self._ledger.has_attempts_left(issue_id, self._attempts.budget):
             return False
-        self._retries.append(self._ledger.reissue(issue_id))
+        self._retries.append(self._ledger.reissue(issue_id, self._versions.current))
         self._changes.notify()
         return True
 
@@ -182,8 +182,10 @@ class RolloutWorker:
     def _next_group(self) -> OpenGroup:
         if self._retries:
             return self._retries.popleft()
+        if self._ledger.waiting:
+            return self._ledger.issue_waiting(self._versions.current)
         (samples,) = self._source.get_samples(1)
-        return self._ledger.issue(samples)
+        return self._ledger.issue(samples, self._versions.current)
 
     def _load(self) -> Load:
         return Load(
@@ -298,7 +300,7 @@ class RolloutWorker:
                     return result
                 reason, cause = "aborted", None
             if not self._attempts.keeps_tokens:
-                self._ledger.waste(sample.response_length)
+                self._ledger.waste(sample.response_length, group)
                 sample.reset_for_retry()
         raise SampleGivenUp(reason, cause)
 

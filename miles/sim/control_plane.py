@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from miles.config import Settings
-from miles.driver.ring import Ring, Schedule
+from miles.driver.ring import Checkpoints, Ring, Schedule
 from miles.engine.fake import FakeEngine, FakeFleet
 from miles.errors import raising_first_cause
-from miles.rollout.assembly import assemble
+from miles.rollout.assembly import assemble, open_state
 from miles.rollout.core import Encode, make_client
 from miles.rollout.evaluation import EvalSet
+from miles.rollout.ledger_store import PlaceStore
+from miles.rollout.lineage import RolloutState, StartingPoint
 from miles.rollout.rollouts import Rollouts
 from miles.rollout.scoring import DirectScoring, Scoring
 from miles.sim.trainer import DirectRollouts, FakeTrainer
@@ -59,6 +62,9 @@ class Record:
     def doing(self, state: str) -> None:
         """Nobody looks on in virtual time."""
 
+    def asked_for(self) -> bool:
+        return False
+
     def begin(self, step: int) -> str:
         return f"step-{step}"
 
@@ -70,6 +76,7 @@ class Record:
 class Simulation:
     """One run. `run` drives it to its end; the parts stay reachable for whoever looks into it.
 
+    With a ``home`` it keeps its ledger there, written ``lag`` transitions late, and begins where ``begins`` says.
     ``scoring`` comes in the place of ``reward`` and its ``answer_s`` seconds; ``encode`` makes prompts token ids.
     """
 
@@ -83,6 +90,10 @@ class Simulation:
     encode: Encode = lambda prompt, tools: [ord(c) for c in str(prompt)] or [0]
     eval_sets: Sequence[EvalSet] = ()
     source: Any = None
+    home: Path | None = None
+    begins: StartingPoint = StartingPoint()
+    checkpoints: Checkpoints | None = None
+    lag: int = 1
     record: Record = field(default_factory=Record)
 
     @property
@@ -95,21 +106,24 @@ class Simulation:
         rollouts = self.build()
         steps = self.settings.rollout.num_rollout or 0
         schedule = Schedule(
-            start=0,
+            start=self.begins.step,
             total=steps,
-            version=0,
+            version=self.begins.version - 1,
             publish_interval=self.settings.engine.update_weights_interval,
             eval_interval=self.settings.eval.eval_interval,
             eval_before=not self.settings.eval.skip_eval_before_train,
             save_interval=self.settings.checkpoint.save_interval,
         )
-        self.direct = DirectRollouts(rollouts)
-        ring = Ring(schedule, self.direct, self.trainer, self.record, self.record)
-        with raising_first_cause():
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(rollouts.run(), name="rollouts")
-                await ring.run()
-                rollouts.close()
+        ring = Ring(schedule, self.direct, self.trainer, self.checkpoints or self.record, self.record)
+        try:
+            with raising_first_cause():
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(rollouts.run(), name="rollouts")
+                    await ring.run()
+                    rollouts.close()
+        finally:
+            if self.state is not None:
+                self.state.ledger.store.close()
         return self.record
 
     def build(self) -> Rollouts:
@@ -120,6 +134,7 @@ class Simulation:
         for url in self.engines:
             client.table.add(url)
         self.publisher = Publisher(client, pause_mode=self.settings.engine.pause_generation_mode)
+        self.state = None if self.home is None else self._open_state(self.home)
         self.rollouts = assemble(
             self.settings,
             source=self.source,
@@ -129,6 +144,14 @@ class Simulation:
             scoring=self.scoring or DirectScoring(self.reward, self.answer_s),
             tokenizer=self.tokenizer,
             eval_sets=self.eval_sets,
-            steps=range(self.settings.rollout.num_rollout or 0),
+            steps=range(self.begins.step, self.settings.rollout.num_rollout or 0),
+            state_of_run=self.state,
         )
+        self.direct = DirectRollouts(self.rollouts, self.state)
+        self.trainer.rollouts = self.direct
         return self.rollouts
+
+    def _open_state(self, home: Path) -> RolloutState:
+        return open_state(
+            self.settings, self.source, home, self.begins, lambda file: PlaceStore(file, self.lag), durable=False
+        )

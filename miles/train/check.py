@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from miles.config import Problems, Settings
-from miles.config.flags import place
+from miles.train.check_losses import check_losses
 
 STEP_FIELDS = {
     "--global-batch-size": "global_batch_size",
@@ -24,8 +24,7 @@ def check(settings: Settings, problems: Problems) -> None:
         _check_steps(settings, problems)
     _check_micro_batches(settings, problems)
     _check_optimizer(settings, problems)
-    _check_loss(settings, problems)
-    _check_correction(settings, problems)
+    check_losses(settings, problems)
 
 
 def _check_checkpoint(settings: Settings, problems: Problems) -> None:
@@ -120,41 +119,3 @@ def _check_optimizer(settings: Settings, problems: Problems) -> None:
     ):
         if value < 0:
             problems.add(flag, value, "must not be negative", "0 works")
-
-
-def _check_loss(settings: Settings, problems: Problems) -> None:
-    train = settings.train
-    if train.use_tis and train.use_rollout_logprobs:
-        problems.add(
-            "--use-tis", "", "corrects log-probs of the trainer's own, --use-rollout-logprobs uses the engine's instead",
-            "leave one of the two out",
-        )  # fmt: skip
-    if train.eps_clip >= 1:
-        problems.add("--eps-clip", train.eps_clip, "the lower bound of the ratio, 1 - it, must be above 0", "0.2 works")
-    if train.eps_clip_c is not None and train.eps_clip_c <= 1:
-        problems.add("--eps-clip-c", train.eps_clip_c, "must be above 1", "3 works")
-    if not 0 <= train.tis_clip_low <= train.tis_clip:
-        problems.add(
-            "--tis-clip-low", train.tis_clip_low, f"must be between 0 and --tis-clip {train.tis_clip}", "0 works"
-        )
-
-
-def _check_correction(settings: Settings, problems: Problems) -> None:
-    """The denominator of the ratio: async data is never left uncorrected, and what is chosen is said."""
-    train, steps = settings.train, settings.optimizer_steps
-    if "use_rollout_logprobs" in settings.given and not (train.use_rollout_logprobs or train.use_tis):
-        problems.add(
-            place("--no-use-rollout-logprobs", settings.sources["use_rollout_logprobs"]), "",
-            f"{settings.mode} training on the trainer's own log-probs alone leaves the samples' older weights uncorrected",
-            "--use-rollout-logprobs or --use-tis works",
-        )  # fmt: skip
-    elif settings.mode != "sync" and not (train.use_rollout_logprobs or train.use_tis):
-        problems.note(
-            "off-policy correction: the engine's log-probs are the denominator of the ratio (--use-rollout-logprobs); "
-            "--use-tis takes the trainer's own, with truncated importance weights"
-        )
-    if steps > 1:
-        problems.note(
-            f"{steps} optimizer steps per batch: the last one trains samples that are {steps - 1} optimizer step(s) older "
-            "than their weight version says"
-        )

@@ -33,11 +33,11 @@ def compute_dtype(setting: str, checkpoint: str | None, device: torch.device) ->
     return choose_dtype(setting, stored)
 
 
-def load_model(settings: ModelSettings, device: torch.device) -> Any:
+def load_model(settings: ModelSettings, device: torch.device, flag: str = "--hf-checkpoint") -> Any:
     """The transformers model of ``--hf-checkpoint``: float32 master weights, still unsharded and on the CPU.
 
     It stays in evaluation mode: dropout would make its log-probs differ from the engine's. Raises `TrainerError` where the
-    folder holds no causal LM.
+    folder, the one of ``flag``, holds no causal LM.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -47,9 +47,7 @@ def load_model(settings: ModelSettings, device: torch.device) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(settings.hf_checkpoint, dtype=torch.float32).eval()
     except (OSError, ValueError, SafetensorError) as error:
-        raise TrainerError(
-            f"--hf-checkpoint {settings.hf_checkpoint} can't be loaded as a causal LM: {error}"
-        ) from error
+        raise TrainerError(f"{flag} {settings.hf_checkpoint} can't be loaded as a causal LM: {error}") from error
     # Some checkpoints ship sampling defaults that transformers refuses to save again; exports copy the file instead.
     model.generation_config = GenerationConfig()
     if settings.freeze_embeddings:
@@ -102,14 +100,19 @@ class Policy:
         return dict(first.values())
 
     def log_probs(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-prob of each trained token and the entropy of the distribution that it is from; [N], float32.
+        """Log-prob of each predicted token and the entropy of the distribution that it is from; [P], float32."""
+        return token_log_probs(self.logits(micro), micro.targets, self.temperature)
+
+    def logits(self, micro: MicroBatch) -> Tensor:
+        """Those that predict each token of ``micro.targets``, before the temperature; [P, V], in the compute type.
 
         Rows have no attention mask: padding comes after all real tokens, so causality hides it, and attention runs
-        unmasked. Only the positions that predict a trained token pass through the head.
+        unmasked. Only the positions that predict one of those tokens pass through the head.
         """
         with self._head_reads_only(micro.predicts), self._attention_kernel(micro.width):
             output = self.model(input_ids=micro.input_ids, position_ids=micro.position_ids, use_cache=False)
-        return token_log_probs(output.logits, micro.targets, self.temperature)
+        logits: Tensor = output.logits
+        return logits
 
     @contextmanager
     def _head_reads_only(self, positions: Tensor) -> Iterator[None]:

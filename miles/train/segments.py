@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from miles.engine.segment import Manifest, create_segment, map_segment
+from miles.engine.segment import Manifest, Segment, create_segment
 from miles.errors import TrainerError
 from miles.types import Weights
 
@@ -26,8 +26,8 @@ def write_segment(
 ) -> Weights:
     """Writes ``tensors`` into a segment in ``folder``: sharded ones cast to ``dtype``, others as they are.
 
-    All ranks take part, and all of them have written when it returns. Raises `TrainerError` on all ranks where the segment
-    can't be made.
+    All ranks take part, and all of them have written, checksums included, when it returns. Raises `TrainerError` on all
+    ranks where the segment can't be made.
     """
     manifest = Manifest.plan(
         (name, dtype if isinstance(t, DTensor) else t.dtype, tuple(t.shape)) for name, t in tensors.items()
@@ -37,9 +37,11 @@ def write_segment(
     [path] = made
     if isinstance(path, TrainerError):
         raise path
-    views = map_segment(Path(path), manifest)
+    segment = Segment(Path(path), manifest)
     for name, tensor in tensors.items():
-        _write_own_rows(tensor.detach(), views[name])
+        _write_own_rows(tensor.detach(), segment.tensors[name])
+    dist.barrier()
+    segment.seal(first=dist.get_rank(), step=dist.get_world_size())
     dist.barrier()
     return Weights(version, "shm", path)
 
@@ -49,9 +51,9 @@ def _free_segment(manifest: Manifest, folder: Path, busy: frozenset[str]) -> str
     path = next(p for p in (folder / f"segment-{k}.bin" for k in count()) if str(p) not in busy)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.stat().st_size != max(manifest.nbytes, 1):
+        if not path.exists() or path.stat().st_size != max(manifest.total, 1):
             path.unlink(missing_ok=True)
-            create_segment(path, manifest.nbytes)
+            create_segment(path, manifest)
         if not (folder / "manifest.json").exists() or Manifest.load(folder) != manifest:
             manifest.save(folder)
     except OSError as error:
@@ -60,7 +62,7 @@ def _free_segment(manifest: Manifest, folder: Path, busy: frozenset[str]) -> str
         path.unlink(missing_ok=True)
         free = shutil.disk_usage(folder).free
         return TrainerError(
-            f"can't write weights to {path}: it needs {manifest.nbytes} bytes and {free} are free; "
+            f"can't write weights to {path}: it needs {manifest.total} bytes and {free} are free; "
             "make room there or use --update-weight-transfer-mode disk"
         )
     return str(path)

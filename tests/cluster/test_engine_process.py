@@ -11,6 +11,8 @@ from miles.cluster.actors import free_port, given_up_metric
 from miles.cluster.engine_process import EngineProcess, EngineStartFailed
 from miles.engine.launch import Launch
 
+LEASH = "import ctypes; ctypes.CDLL(None).prctl(1, 9)\n"
+"""Killed by the kernel when the tests end, however they end: one that is stopped would not take the engine's own hint."""
 READY = "print('miles-engine ready http://x', flush=True)"
 SERVES = f"""
 import http.server
@@ -26,7 +28,7 @@ server.serve_forever()
 
 def process_of(tmp_path, program, port=1, ready_line="miles-engine ready", **limits):
     values = dict(start_timeout_s=60.0, health_interval_s=60.0, health_timeout_s=60.0)
-    launch = Launch((sys.executable, "-c", program.replace("PORT", str(port))), ready_line=ready_line)
+    launch = Launch((sys.executable, "-c", LEASH + program.replace("PORT", str(port))), ready_line=ready_line)
     return EngineProcess(launch, f"http://127.0.0.1:{port}", tmp_path / "logs" / "engine.log", **(values | limits))
 
 

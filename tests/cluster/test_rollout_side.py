@@ -15,7 +15,8 @@ from miles.rollout.rm_hub import Rewards
 from miles.rollout.rm_hub.scorer import ScorerStatistics
 from miles.types import Batch, FinishedGroup, Sample
 
-STATUS = {"wasted_tokens": 0, "given_up": {}, "length_bias": None, "outstanding_groups": 0}
+STATUS = {"wasted_tokens": 0, "masked_tokens": 0, "given_up": {}, "length_bias": None, "outstanding_groups": 0}
+STATUS |= {"masked_length_bias": 0.75}
 
 
 def sample(index, reward):
@@ -43,7 +44,9 @@ def side_of(*flags, timed_out=0):
 
     side = RolloutSide(settings, BACKENDS["local"], range(1))
     side._args = settings.namespace()
-    side._rollouts = SimpleNamespace(take_batch=take_batch, evaluate=evaluate, status=lambda: STATUS)
+    side._rollouts = SimpleNamespace(
+        take_batch=take_batch, evaluate=evaluate, status=lambda: STATUS, engine_idle=lambda: 0.25
+    )
     scorer = SimpleNamespace(statistics=lambda: ScorerStatistics(timed_out=timed_out))
     side._rewards = Rewards(side._args, scorer)
     side._source = None
@@ -60,6 +63,8 @@ def test_reward_key_is_what_is_trained_and_shown():
     assert (data["raw_reward"], metrics["rollout/raw_reward"]) == ([3.0, 1.0], 2.0)
     assert "rewards" not in data
     assert metrics["rollout/reward_timeouts"] == 3.0
+    assert (metrics["perf/engine_idle_ratio"], metrics["rollout/masked_length_bias"]) == (0.25, 0.75)
+    assert "rollout/length_bias" not in metrics
 
 
 def test_post_processed_rewards_are_trained_and_its_raw_ones_shown():

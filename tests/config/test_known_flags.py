@@ -99,10 +99,14 @@ def test_flags_without_effect_share_one_warning_with_those_at_their_defaults():
     assert line.endswith(": --tensor-model-parallel-size, --recompute-granularity, --attention-dropout")
 
 
-def test_a_kl_loss_of_weight_0_is_none():
-    assert judged("--use-kl-loss --kl-loss-coef 0.00 --kl-loss-type low_var_kl").lines == []
-    lines = judged("--use-kl-loss --kl-loss-coef 0.01").lines
-    assert [line.split()[0] for line in lines] == ["--kl-loss-coef", "--use-kl-loss:"]
+@pytest.mark.parametrize(("words", "used"), [
+    ("--use-kl-loss --kl-loss-coef 0.00 --kl-loss-type low_var_kl", False), ("--use-kl-loss --kl-loss-coef 0.01", True),
+    ("--kl-loss-coef 0.01", False), ("--kl-coef 0.01", False),
+    ("--kl-coef 0.01 --advantage-estimator reinforce_plus_plus --normalize-advantages", True),
+])  # fmt: skip
+def test_a_reference_is_loaded_only_for_a_kl_term_that_counts(words, used):
+    assert judged(words).lines == []
+    assert Settings.parse(words.split(), Problems()).uses_reference is used
 
 
 def test_over_sampling_is_idle_in_a_fully_async_run_and_says_so():

@@ -48,3 +48,43 @@ def test_the_newest_complete_step_is_found_without_latest(tmp_path, latest):
     if latest:
         (tmp_path / "latest").write_text(latest)
     assert find_checkpoint(str(tmp_path)).step == 20
+
+
+def steps_in(folder):
+    return sorted(int(f.name.removeprefix("step_")) for f in folder.glob("step_*[0-9]"))
+
+
+@pytest.mark.parametrize("last, every, stay", [(None, None, [2, 4, 6, 8, 10]), (2, None, [8, 10]), (1, 4, [4, 8, 10])])
+def test_older_checkpoints_go_and_every_kth_stays(tmp_path, last, every, stay):
+    checkpoints = CheckpointFolder(tmp_path, keep_last=last, keep_every=every)
+    for step in (1, 3, 5, 7, 9):
+        checkpoints.begin(step)
+        checkpoints.finish(step, 1)
+    assert steps_in(tmp_path) == stay
+    assert find_checkpoint(str(tmp_path)).step == 10
+
+
+def test_a_run_that_went_back_keeps_what_it_writes_now(tmp_path):
+    """Later steps of an abandoned lineage don't push out the newest checkpoint."""
+    for step in (19, 29):
+        save(tmp_path, step)
+    checkpoints = CheckpointFolder(tmp_path, keep_last=1)
+    checkpoints.begin(9)
+    checkpoints.finish(9, 1)
+    assert find_checkpoint(str(tmp_path)).step == 10
+
+
+def test_the_sentinel_asks_once(tmp_path):
+    sentinel = tmp_path / "save_now"
+    checkpoints = CheckpointFolder(tmp_path, sentinel=sentinel)
+    assert not checkpoints.asked_for()
+    sentinel.touch()
+    assert checkpoints.asked_for()
+    assert not checkpoints.asked_for() and not sentinel.exists()
+
+
+def test_a_checkpoint_says_what_its_run_was_told(tmp_path):
+    checkpoints = CheckpointFolder(tmp_path, about={"settings": {"train": {"lr": 0.1}}, "code_version": "1+a"})
+    checkpoints.begin(9)
+    checkpoints.finish(9, 1)
+    assert find_checkpoint(str(tmp_path)).about["code_version"] == "1+a"

@@ -74,3 +74,11 @@ def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path, flag)
     _check_writable(settings_of(f"{flag} {tmp_path}/new/below"), problems)
     assert problems.lines == []
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+def test_the_folder_of_kept_rollouts_is_tried_too(tmp_path):
+    (tmp_path / "file").write_text("")
+    problems = Problems()
+    _check_writable(settings_of(f"--save-debug-rollout-data {tmp_path}/file/{{rollout_id}}.pt"), problems)
+    [line] = problems.lines
+    assert line.startswith(f"--save-debug-rollout-data {tmp_path}/file: can't be written")

@@ -46,12 +46,18 @@ class Log:
         self.due.append(steps_due)
         await asyncio.sleep(1)
 
+    async def covered(self, step):
+        pass
+
     async def evaluate(self, step):
         self.calls.append("evaluate")
         return {"eval/x": 0.25}
 
     async def save(self, step, folder):
         self.calls.append(f"save {folder}")
+
+    def asked_for(self):
+        return False
 
     def begin(self, step):
         return f"folder-{step}"
@@ -124,3 +130,15 @@ def test_times_add_up_to_the_step():
     assert metrics["perf/train_time"] == pytest.approx(3)
     assert metrics["perf/update_weights_time"] == pytest.approx(1)
     assert metrics["perf/step_time"] == pytest.approx(6)
+
+
+def test_a_checkpoint_that_was_asked_for_is_written_after_the_step(monkeypatch):
+    asked = iter([False, True, False, False])
+    monkeypatch.setattr(Log, "asked_for", lambda self: next(asked))
+    calls = turn(total=4).calls
+    assert [c for c in calls if "visible" in c] == ["visible 1 at 3", "visible 3 at 5"]
+
+
+def test_a_run_with_nothing_to_save_saves_nothing():
+    assert not any(schedule(saves=False, save_interval=1).saves_after(step) for step in range(4))
+    assert all(schedule(save_interval=1).saves_after(step) for step in range(4))

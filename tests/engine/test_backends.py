@@ -61,6 +61,16 @@ def test_transfer_that_is_asked_for_is_taken():
     assert weights_kind(engine, backend_of(engine)) == "disk"
 
 
+def test_a_transfer_that_a_backend_lacks_is_replaced_by_its_best_way_and_says_so():
+    mode = "p2p"
+    engine = settings_of(f"--rollout-backend local --update-weight-transfer-mode {mode}").engine
+    assert weights_kind(engine, backend_of(engine)) == "shm"
+    said = problems_of(f"--rollout-backend local --update-weight-transfer-mode {mode}")
+    assert not [line for line in said.lines if "transfer-mode" in line]
+    [warning] = [line for line in said.warnings if "transfer-mode" in line]
+    assert f"{mode} is not here yet" in warning and "through shm" in warning
+
+
 # ---- how it is started
 
 
@@ -143,7 +153,7 @@ def test_shared_memory_is_refused_where_the_server_cannot_map_it(tmp_path, monke
     set_accelerator(monkeypatch, True)
     python = make_interpreter(tmp_path, "sglang")
     [line] = problems_of(f"--rollout-backend sglang --engine-python {python} --update-weight-transfer-mode shm").lines
-    assert line == "--update-weight-transfer-mode shm: the sglang backend can't take it; auto and disk work"
+    assert line == "--update-weight-transfer-mode shm: the sglang backend can't take it; auto, disk and broadcast work"
 
 
 def test_settings_that_a_backend_ignores_are_said(tmp_path, monkeypatch):

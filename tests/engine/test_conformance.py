@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from miles.engine.conformance import Conformance, main
-from miles.engine.fake import FakeEngine, FakeFleet, Reply
+from miles.engine.fake import FakeEngine, FakeFleet, Reply, Status
 from miles.sim import clock
 from tests.engine.local.tiny import save_model
 from tests.real_engine import serving
@@ -18,7 +18,14 @@ def failed_checks(engine, **options):
     async def ask():
         return await Conformance(URL, FakeFleet({URL: engine}), timeout_s=60.0, **options).run()
 
-    return {v.check: v.why for v in clock.run(ask()) if not v.passed}
+    return {v.check: v.why for v in clock.run(ask()) if v.passed is False}
+
+
+def untested_checks(engine, **options):
+    async def ask():
+        return await Conformance(URL, FakeFleet({URL: engine}), timeout_s=60.0, **options).run()
+
+    return {v.check: v.why for v in clock.run(ask()) if v.passed is None}
 
 
 class Faulty(FakeEngine):
@@ -100,8 +107,19 @@ def test_a_server_that_ignores_pauses_is_found_out():
 
 
 def test_requests_too_short_to_be_caught_running_prove_nothing():
-    failed = failed_checks(FakeEngine(token_s=0.0), tokens=8)
-    assert "give more --tokens" in failed["relabel"]
+    untested = untested_checks(FakeEngine(token_s=0.0), tokens=8)
+    assert set(untested) == {"pause retract", "pause in_place", "relabel", "update"}
+    assert "give more --tokens" in untested["relabel"]
+
+
+def test_a_server_with_a_short_context_is_not_called_unsafe():
+    def short():
+        return FakeEngine(choose=lambda p: Status(400) if p["sampling_params"]["max_new_tokens"] > 64 else None)
+
+    assert failed_checks(short()) == {}
+    untested = untested_checks(short())
+    assert set(untested) == {"abort", "pause retract", "pause in_place", "relabel", "update"}
+    assert all("give fewer --tokens" in why for why in untested.values())
 
 
 @pytest.mark.slow

@@ -206,8 +206,10 @@ def test_batch_with_nothing_left_to_train_has_no_age() -> None:
 
 
 def test_submit_version_counts_where_the_engine_said_nothing() -> None:
-    metrics = metrics_of([row(submit_version=2)], [row(submit_version=2, weight_versions=["4"])], version=5)
-    assert metrics["rollout/fully_async/age/3"] == metrics["rollout/fully_async/age/1"] == 0.5
+    labelled = row(submit_version=2, weight_versions=["4"])
+    metrics = metrics_of([row(submit_version=2)], [labelled], [spanned((4, 4), submit_version=2)], version=5)
+    assert metrics["rollout/fully_async/age/3"] == pytest.approx(2 / 3)
+    assert metrics["rollout/fully_async/age/1"] == pytest.approx(1 / 3)
 
 
 def test_tokens_of_no_known_version_are_shown_as_such() -> None:

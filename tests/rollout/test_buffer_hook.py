@@ -245,6 +245,23 @@ def test_a_cancelled_take_loses_no_group():
     assert len(buffer.asked) == len({g.issue_id for g in batch.groups}) == 4
 
 
+def test_whoever_waits_for_a_batch_learns_what_the_hook_did():
+    """Without a ring around it too, as the first era's functions call it."""
+    sim = simulation(FLAGS)
+
+    async def main():
+        rollouts = sim.build()
+        running = asyncio.create_task(rollouts.run())
+        await rollouts.publish(await sim.trainer.write_weights(1, frozenset()), 1)
+        with pytest.raises(HookError, match="get gave None"):
+            await rollouts.take_batch(0)
+        with pytest.raises(HookError, match="get gave None"):
+            await running
+
+    with function_registry.temporary("user.Buffer", Nothing):
+        clock.run(main())
+
+
 def fresh(version, status=Sample.Status.COMPLETED):
     spans = [VersionSpan(version, 0, 1)]
     return DataBufferInput([], [Sample(tokens=[1], response_length=1, version_spans=spans, status=status)])

@@ -82,7 +82,9 @@ def test_only_what_lacks_a_reward_and_was_not_aborted_is_scored():
         state = GenerateState(args)
         scored_before = Sample(index=0, prompt="p", reward=0.5)
         finished = Sample(index=1, prompt="p", status=Sample.Status.COMPLETED)
-        return [await generate_and_rm(state, s, state.sampling_params) for s in (scored_before, finished, prompts(3)[2])]
+        return [
+            await generate_and_rm(state, s, state.sampling_params) for s in (scored_before, finished, prompts(3)[2])
+        ]
 
     engine = FakeEngine(script=deque([Say(3), Say(2, "abort")]))
     before, finished, aborted = within_run(work, engine=engine, reward=lambda s: scored.append(s.index) or 1.0)
@@ -176,7 +178,9 @@ def test_a_rollout_functions_metrics_reach_the_step(program):
         groups = [await generate_and_rm_group(state, g, state.sampling_params) for g in data_source.get_samples(2)]
         return RolloutFnTrainOutput(groups, {"asked": rollout_id, "user/depth": 2})
 
-    sim = simulation(FLAGS.replace("--num", "--rollout-function-path user.rollout --num") + "--one-step-off", program=program)
+    sim = simulation(
+        FLAGS.replace("--num", "--rollout-function-path user.rollout --num") + "--one-step-off", program=program
+    )
     with function_registry.temporary("user.rollout", rollout):
         clock.run(sim.run())
     assert [sim.record.steps[i]["rollout/asked"] for i in range(3)] == [0.0, 1.0, 2.0]

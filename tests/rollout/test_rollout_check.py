@@ -38,7 +38,6 @@ def test_a_batch_fills_exactly_where_the_check_says_so(slots, factor):
         ("--async-data-buffer-capacity-factor 0.1", "rounds down to a buffer of 0"),
         ("--max-weight-staleness -1", "--max-weight-staleness -1: must not be negative"),
         ("--pause-generation-mode abort", "retract or in_place works"),
-        ("--staleness-policy wait", "is not here yet; evict works"),
         ("--rollout-top-p 2", "--rollout-top-p 2.0: is no share of probability"),
         ("--eval-temperature -1", "0 (greedy) or more works"),
         ("--rollout-top-k 0", "keeps no token"),
@@ -59,3 +58,20 @@ def test_a_path_that_has_moved_is_told_in_one_line():
     problems = problems_of(flags)
     assert problems.lines == []
     assert len([w for w in problems.warnings if "has moved to miles.rollout.fully_async_rollout" in w]) == 1
+
+
+def test_hooks_that_fit_no_mode_or_no_form_are_told():
+    only_here = "--custom-async-data-buffer-path miles.rollout.fully_async_data_buffer.DefaultDataBuffer"
+    assert problems_of(BASE + only_here).lines == []
+    [line] = problems_of(BASE.replace("--fully-async", "") + only_here).lines
+    assert "this run is one_step_off; with --fully-async it works" in line
+    [line] = problems_of(BASE + "--custom-async-data-buffer-path math.sqrt").lines
+    assert "has no put and no get and no get_metrics" in line
+    [line] = problems_of(BASE + "--rollout-sample-filter-path math.sqr").lines
+    assert "did you mean math.sqrt?" in line
+
+
+def test_group_rewards_and_evaluation_are_refused_together():
+    [line] = problems_of(BASE + "--group-rm --eval-interval 2").lines
+    assert line.startswith("--group-rm: evaluation samples are scored one by one")
+    assert problems_of(BASE + "--group-rm").lines == []

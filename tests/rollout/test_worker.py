@@ -630,3 +630,23 @@ def test_the_same_seed_gives_the_same_run():
     runs = [simulate(SMALL, FakeEngine(length=LONG_TAIL), FakeEngine(length=LONG_TAIL)) for _ in range(2)]
     assert ids(runs[0]) == ids(runs[1])
     assert URLS[0] in runs[0].engines
+
+
+def test_a_filter_that_rejects_everything_stops_the_run_with_its_reasons():
+    """It would reject for ever; one that keeps a group now and then goes on as long as it likes."""
+    seen = []
+
+    def keep(args, group):
+        seen.append(group)
+        return DynamicFilterOutput(False, "odd" if len(seen) % 4 else "even")
+
+    with (
+        function_registry.temporary("user.keep", keep),
+        pytest.raises(WorkerDied, match=r"rejected 1000 groups in a row \(filtered_odd 750, filtered_even 250\)"),
+    ):
+        simulate(SMALL + "--dynamic-sampling-filter-path user.keep")
+    assert len(seen) == 1000
+    with function_registry.temporary("user.keep", lambda args, group: seen.append(group) or len(seen) % 300 == 0):
+        sim = simulate(SMALL + "--dynamic-sampling-filter-path user.keep", FakeEngine(token_s=0.0001))
+    assert_every_prompt_is_accounted_for(sim)
+    assert sim.rollouts.status()["given_up"]["filtered"] > 1000

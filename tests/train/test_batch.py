@@ -36,10 +36,26 @@ def test_masked_token_is_not_there_whatever_its_log_prob():
     assert sample.rollout_log_probs.tolist() == [-1.0, -3.0]
 
 
-def test_what_follows_the_last_trained_token_is_cut_off():
+def test_what_follows_the_last_trained_token_is_not_read():
     [[sample]] = read(row(loss_masks=np.array([1, 0, 0], np.uint8)))
-    assert sample.tokens.tolist() == [5, 6, 7]
     assert sample.input_length == 2
+    assert collate([sample], packed=False, device=CPU).input_ids.tolist() == [[5, 6]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_loss_of_the_users_predicts_whole_responses(packed):
+    """Two samples, prompt 5 6 and response 7 8 9: all of it is predicted, and the middle token isn't trained."""
+    [samples] = read(join(row(), row(sample_indices=78, rollout_ids=78)), loss_type="custom_loss")
+    micro = collate(samples, packed=packed, device=CPU)
+    assert micro.targets.tolist() == [7, 8, 9] * 2
+    assert micro.trained.tolist() == [0, 2, 3, 5]
+    assert micro.input_ids.flatten()[micro.predicts].tolist() == [6, 7, 8] * 2
+
+
+def test_weights_are_one_over_the_trained_tokens_times_the_terms_of_the_mean():
+    batch = join(row(), row(sample_indices=78, rollout_ids=78, loss_masks=np.array([1, 0, 0], np.uint8)))
+    assert [(s.weight, s.terms) for s in read(batch)[0]] == [(1 / (2 * 2), 2), (1 / 2, 2)]
+    assert [(s.weight, s.terms) for s in read(batch, calculate_per_token_loss=True)[0]] == [(1 / 3, 3)] * 2
 
 
 def test_advantages_are_those_of_the_whole_batch_by_group():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miles.config import Problems, Settings
+from miles.config import Problems, Settings, effects
 from miles.config.owners import ModelSettings, RolloutSettings, SamplingSettings, TrainSettings
 from miles.train.check import check
 
@@ -172,3 +172,56 @@ def test_value_that_is_said_to_work_works(folder, batch, samples, size, steps, r
         if "without" in words:
             train = replace(train, **{FIELD_OF[words[words.index("without") + 1]]: None})
         assert problems_of(replace(given, train=train, rollout=rollout)) == [], line
+
+
+# ---- losses, advantages, KL
+
+
+def some(argv, folder):
+    """Problems and warnings of flags, as they are given."""
+    problems = Problems()
+    base = f"--hf-checkpoint {folder} --rollout-batch-size 32 --n-samples-per-prompt 8 --use-tis"
+    given = Settings.parse([*base.split(), *argv.split()], problems)
+    effects.check(given, problems)
+    check(given, problems)
+    return problems
+
+
+@pytest.mark.parametrize(("argv", "flag", "said"), [
+    ("--loss-type custom_loss", "--custom-loss-function-path", "module.name of a function works"),
+    ("--loss-type custom_loss --custom-loss-function-path no.such", "--custom-loss-function-path", "no such module"),
+    ("--disable-compute-advantages-and-returns", "--disable-compute-advantages-and-returns", "sft_loss and custom_loss work"),
+    ("--advantage-estimator reinforce_plus_plus", "--advantage-estimator", "--normalize-advantages works with it"),
+    ("--advantage-estimator reinforce_plus_plus_baseline", "--advantage-estimator", "--normalize-advantages works"),
+    ("--advantage-estimator ppo", "--advantage-estimator", "is not here yet; one of grpo"),
+    ("--kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.2", "--kl-coef", "one of the two at 0 works"),
+    ("--kl-coef -1", "--kl-coef", "must not be negative"),
+    ("--get-mismatch-metrics", "--get-mismatch-metrics", "--custom-tis-function-path works with it"),
+    ("--custom-tis-function-path nothing", "--custom-tis-function-path", "module.function"),
+    ("--custom-pg-loss-reducer-function-path os.nothing", "--custom-pg-loss-reducer-function-path", "has no nothing"),
+])  # fmt: skip
+def test_losses_that_cannot_be_are_refused(folder, argv, flag, said):
+    [line] = some(argv, folder).lines
+    assert line.startswith(flag) and said in line
+
+
+@pytest.mark.parametrize(("argv", "said"), [
+    ("--use-kl-loss --kl-loss-coef 0.00", "no reference is loaded"),
+    ("--kl-loss-coef 0.1", "--kl-loss-coef has no effect without --use-kl-loss"),
+    ("--kl-coef 0.1", "--kl-coef has no effect with --advantage-estimator grpo"),
+    ("--gamma 0.9", "--gamma has no effect with --advantage-estimator grpo"),
+    ("--ref-update-interval 5", "no effect without a KL term: --ref-update-interval"),
+    ("--loss-type sft_loss", "no effect with --loss-type sft_loss: --use-tis"),
+    ("--custom-loss-function-path os.getcwd", "has no effect with --loss-type policy_loss"),
+    ("--no-use-tis --custom-tis-function-path os.getcwd", "has no effect without --use-tis or --get-mismatch-metrics"),
+    ("--opsm-delta 0.1", "--opsm-delta has no effect without --use-opsm"),
+    ("--tis-clip 3 --custom-tis-function-path os.getcwd", "--tis-clip has no effect beside --custom-tis-function-path"),
+])  # fmt: skip
+def test_what_a_loss_does_not_read_is_said(folder, argv, said):
+    problems = some(argv, folder)
+    assert problems.lines == []
+    assert any(said in line for line in problems.warnings), problems.warnings
+
+
+def test_a_likelihood_needs_no_word_about_correction(folder):
+    assert said(settings(folder, loss_type="sft_loss")).notes == []

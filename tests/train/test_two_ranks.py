@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,40 @@ import pytest
 import torch
 import torch.multiprocessing
 
-from miles.errors import TrainerError
+from miles.errors import HookError, TrainerError
+from miles.hooks import function_registry
+from tests.train.test_loss_hooks import gate, likelihood
 from tests.train.tiny import make_batch, make_settings, reference_gradient, running, save_model, weights_of
 
 pytestmark = pytest.mark.slow
 
 MICRO = {"max_tokens_per_gpu": 30}
 ADAM = {"lr": 1e-3, "adam_eps": 1e-8, "clip_grad": 1.0, "use_tis": True, "num_steps_per_rollout": 3}
+
+PENALTY = {"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": True, "kl_coef": 0.3, "gamma": 0.9}
+FAMILY = {
+    "gspo-kl": {"advantage_estimator": "gspo", "use_kl_loss": True, "kl_loss_coef": 0.2, "use_unbiased_kl": True},
+    "reinforce": PENALTY | {"use_tis": True, "num_steps_per_rollout": 2},
+    "opsm": {"use_opsm": True, "normalize_advantages": True},
+    "own-loss": {"loss_type": "custom_loss", "custom_loss_function_path": "user.loss"},
+    "hooks": {
+        "use_tis": True, "custom_tis_function_path": "user.tis", "custom_pg_loss_reducer_function_path": "user.reducer",
+    },
+    "sft": {"loss_type": "sft_loss", "calculate_per_token_loss": True},
+}  # fmt: skip
+
+
+def reducer(total_lengths, response_lengths, loss_masks, per_token):
+    return lambda pg: (pg * torch.cat(loss_masks)).sum() / 16
+
+
+def bad_loss(args, batch, logits, sum_of_sample_mean):
+    """Fails where sample 104 is, which is on one rank."""
+    assert 104 not in batch["sample_indices"], "not this one"
+    return likelihood(args, batch, logits, sum_of_sample_mean)
+
+
+HOOKS = {"user.loss": likelihood, "user.tis": gate, "user.reducer": reducer, "user.bad": bad_loss}
 
 
 def uneven_batch():
@@ -39,9 +67,11 @@ def run_ranks(folder, ranks, rank=0):
     seen = {}
 
     def start(store, **train):
-        return running(make_settings(folder / "model", ranks=ranks, **MICRO, **train), own, rank=rank, store=store)
+        settings = make_settings(folder / "model", ranks=ranks, **MICRO, **train)
+        reference = str(folder / "reference") if settings.uses_reference else None
+        return running(settings, own, rank=rank, store=store, reference=reference)
 
-    for name, train in (("sample", {}), ("token", {"calculate_per_token_loss": True})):
+    for name, train in {"sample": {}, "token": {"calculate_per_token_loss": True}, **FAMILY}.items():
         with start(f"descent-{name}", **train) as trainer:
             before = weights_of(trainer, own / name)
             seen[name] = trainer.train(uneven_batch(), 0)
@@ -68,9 +98,26 @@ def fail_on_one_rank(folder, rank):
     (folder / f"failure-{rank}.txt").write_text(str(caught.value))
 
 
+def fail_in_a_hook(folder, rank):
+    settings = make_settings(
+        folder / "model", ranks=2, **MICRO, loss_type="custom_loss", custom_loss_function_path="user.bad"
+    )
+    with running(settings, folder, rank=rank, store="hook") as trainer, pytest.raises(HookError) as caught:
+        trainer.train(make_batch(), 0)
+    (folder / f"hook-{rank}.txt").write_text(str(caught.value))
+
+
+def with_hooks(act, *given):
+    with ExitStack() as stack:
+        for name, hook in HOOKS.items():
+            stack.enter_context(function_registry.temporary(name, hook))
+        act(*given)
+
+
 def both(rank, folder):
-    run_ranks(Path(folder), 2, rank)
+    with_hooks(run_ranks, Path(folder), 2, rank)
     fail_on_one_rank(Path(folder), rank)
+    with_hooks(fail_in_a_hook, Path(folder), rank)
     # Without tearing the interpreter down: what torch's threads do there says nothing about what is tested here.
     os._exit(0)
 
@@ -80,8 +127,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     save_model(folder / "model")
     save_model(folder / "untied", tied=False)
+    save_model(folder / "reference", seed=8)
     torch.multiprocessing.spawn(both, (str(folder),), nprocs=2)
-    run_ranks(folder, 1)
+    with_hooks(run_ranks, folder, 1)
     return folder
 
 
@@ -98,7 +146,7 @@ def test_every_rank_returns_the_same_metrics(folder):
     assert {n: timeless(v) for n, v in first.items()} == {n: timeless(v) for n, v in second.items()}
 
 
-@pytest.mark.parametrize("mode", ["sample", "token", "adam"])
+@pytest.mark.parametrize("mode", ["sample", "token", "adam", *FAMILY])
 def test_metrics_are_those_of_one_rank(folder, mode):
     one, two = metrics(folder, 1)[mode], metrics(folder, 2)[mode]
     for name, value in timeless(one).items():
@@ -115,6 +163,20 @@ def test_gradient_is_that_of_one_rank_and_of_the_reference(folder, mode):
         scale = exact[name].abs().max().item()
         torch.testing.assert_close(gradient, one[name], rtol=1e-5, atol=1e-6 * max(scale, 0.1), msg=name)
         torch.testing.assert_close(gradient, exact[name], rtol=1e-4, atol=1e-5 * max(scale, 0.1), msg=name)
+
+
+@pytest.mark.parametrize("mode", FAMILY)
+def test_gradient_of_every_loss_is_that_of_one_rank(folder, mode):
+    one, two = (torch.load(folder / f"ranks-{ranks}" / f"gradient-{mode}-0.pt") for ranks in (1, 2))
+    assert max(gradient.abs().max().item() for gradient in one.values()) > 1e-3
+    for name, gradient in two.items():
+        scale = one[name].abs().max().item()
+        torch.testing.assert_close(gradient, one[name], rtol=1e-4, atol=1e-5 * max(scale, 0.1), msg=name)
+
+
+def test_hook_that_fails_on_one_rank_is_named_on_both(folder):
+    first, second = ((folder / f"hook-{rank}.txt").read_text() for rank in (0, 1))
+    assert first == second and "user.bad failed on samples" in first and "not this one" in first
 
 
 def test_segment_is_laid_out_and_filled_as_by_one_rank(folder):

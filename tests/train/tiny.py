@@ -11,16 +11,16 @@ import torch
 
 from miles.config.owners import ModelSettings, RolloutSettings, SamplingSettings, TrainSettings
 from miles.config.settings import Settings
-from miles.engine.segment import Manifest, map_segment
+from miles.engine.segment import Manifest, Segment
 from miles.train.rank import TrainerRank
 
 VOCABULARY = 61
 
 
-def save_model(folder: Path, *, tied: bool = True, dtype: torch.dtype = torch.float32) -> Path:
+def save_model(folder: Path, *, tied: bool = True, dtype: torch.dtype = torch.float32, seed: int = 7) -> Path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=tied, initializer_range=0.3,
@@ -78,26 +78,33 @@ def with_model_log_probs(batch: dict, model: Path, temperature: float = 1.0) -> 
 
 @contextmanager
 def running(
-    settings: Settings, folder: Path, *, rank: int = 0, store: str, total_steps: int = 10
+    settings: Settings,
+    folder: Path,
+    *,
+    rank: int = 0,
+    store: str,
+    total_steps: int = 10,
+    reference: str | None = None,
 ) -> Iterator[TrainerRank]:
     """One rank, met by the others over the file ``store`` in ``folder``; a store serves one process group."""
-    trainer = TrainerRank(
-        settings,
-        rank=rank,
-        world_size=settings.trainer_ranks,
-        init_method=f"file://{folder}/{store}",
-        total_steps=total_steps,
-    )
     try:
-        yield trainer
+        yield TrainerRank(
+            settings,
+            rank=rank,
+            world_size=settings.trainer_ranks,
+            init_method=f"file://{folder}/{store}",
+            total_steps=total_steps,
+            reference=reference,
+        )
     finally:
-        trainer.close()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def weights_of(trainer: TrainerRank, folder: Path) -> dict[str, torch.Tensor]:
     """What the trainer publishes, copied out of its segment."""
     path = Path(trainer.write_weights(1, str(folder), frozenset(), "shm").path)
-    return {name: view.clone() for name, view in map_segment(path, Manifest.load(folder)).items()}
+    return {name: view.clone() for name, view in Segment(path, Manifest.load(folder)).tensors.items()}
 
 
 def load64(model: Path):

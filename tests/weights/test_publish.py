@@ -9,7 +9,7 @@ from miles.engine.fake import FakeEngine, FakeFleet
 from miles.engine.router import RoutingTable
 from miles.sim import clock
 from miles.types import Weights
-from miles.weights.publish import Publisher
+from miles.weights.publish import MOST_HELD, Publisher
 from tests.virtual import fleet_of
 
 
@@ -177,3 +177,24 @@ def test_an_engine_that_keeps_refusing_holds_no_segment():
     sizes, busy = run(scenario, FakeEngine(), refuses)
     assert max(sizes) <= 2
     assert busy == {"segment-11"}
+
+
+def test_an_engine_that_answers_health_but_no_update_holds_a_bounded_number_of_segments():
+    """Offered one of those that it may read already, it settles that, then catches up with the newest."""
+    engine = FakeEngine()
+
+    async def scenario(publisher, client, urls):
+        engine.update_s = 1000.0
+        sizes = []
+        for version in range(2, 12):
+            await publisher.publish(Weights(version, "shm", f"segment-{version}"))
+            await asyncio.sleep(60)
+            sizes.append(len(publisher.busy()))
+        engine.update_s = 0.0
+        await all_routed(client)
+        return sizes, publisher.busy()
+
+    sizes, busy = run(scenario, engine)
+    assert max(sizes) <= MOST_HELD + 1
+    assert busy == {"segment-11"}
+    assert engine.version == "11"

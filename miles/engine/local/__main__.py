@@ -63,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--prefill-tokens", type=_positive, default=1024, help="most prompt tokens that join in a step (%(default)s)")
     add("--weight-version", default="default", help="label of the weights in --model-path (%(default)s)")
     add("--seed", type=int, default=0, help="seed of requests that bring none (%(default)s)")
+    add(
+        "--api-key",
+        default=os.environ.get("MILES_ENGINE_API_KEY"),
+        help="key that requests must bring (MILES_ENGINE_API_KEY); needed where --host is not this machine alone",
+    )
     return parser
 
 

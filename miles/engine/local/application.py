@@ -1,6 +1,7 @@
 """HTTP in, HTTP out (ASGI), under SGLang's names: `/generate` on a direct way, the control endpoints through FastAPI.
 
-The direct way saves more than half of the time that a request costs outside the model.
+The direct way saves more than half of the time that a request costs outside the model. Every path stands in
+docs/reference/engine-http.md.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
-from pathlib import Path
+from hmac import compare_digest
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from miles import __version__
 from miles.engine.local.engine import PauseMode
+from miles.engine.local.fields import Fields
+from miles.engine.local.metrics import prometheus
+from miles.engine.local.openapi import describe_generate
 from miles.engine.local.service import ClientGone, Service
-from miles.engine.local.weights import load_folder, map_shared
+from miles.engine.local.weight_endpoints import add_weight_endpoints
 from miles.errors import EngineError, EngineFailed, EngineRefused
 
 Message = MutableMapping[str, Any]
@@ -32,17 +35,26 @@ log = logging.getLogger(__name__)
 
 
 class Application:
-    """The ASGI application over a service."""
+    """The ASGI application over a service. With an ``api_key`` whoever doesn't send it learns only whether it is healthy."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, api_key: str | None = None) -> None:
         self._service = service
+        self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
         self._control = control_endpoints(service)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/generate" and scope["method"] == "POST":
+        if not self._may(scope):
+            await _answer(send, 401, _error_body("this engine needs its API key: Authorization: Bearer KEY"))
+        elif scope["type"] == "http" and scope["path"] == "/generate" and scope["method"] == "POST":
             await self._generate(receive, send)
         else:
             await self._control(scope, receive, send)
+
+    def _may(self, scope: Message) -> bool:
+        if self._authorization is None or scope["path"] == "/health":
+            return True
+        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return compare_digest(sent, self._authorization)
 
     async def _generate(self, receive: Receive, send: Send) -> None:
         body = await _read_body(receive)
@@ -60,15 +72,7 @@ class Application:
             status, reply = 500, _error_body(f"{type(error).__name__}: {error}")
         finally:
             gone.cancel()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(reply)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": reply})
-
-
-class Fields(BaseModel):
-    """Base of control bodies: a name that isn't known is an error."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+        await _answer(send, status, reply)
 
 
 class PauseFields(Fields):
@@ -80,52 +84,20 @@ class AbortFields(Fields):
     abort_all: bool = False
 
 
-class VersionFields(Fields):
-    new_version: str
-    abort_all_requests: bool = False
-    """SGLang aborts unless told not to; a new label alone never aborts anything here."""
-
-
-class SharedMemoryFields(Fields):
-    path: str
-    weight_version: str
-
-
-class DiskFields(Fields):
-    """``flush_cache`` is accepted for SGLang's sake: no cached key or value outlives its request here."""
-
-    model_path: str
-    weight_version: str | None = None
-    load_format: str | None = None
-    flush_cache: bool = True
-    abort_all_requests: bool = False
-
-
 def control_endpoints(service: Service) -> FastAPI:
     """Everything but `/generate`. A refusal is a 400 with ``{"error": {"message": ...}}`` and changes nothing."""
     api = FastAPI(title="miles engine", version=__version__)
     _answer_errors(api)
-    _describe(api, service)
-    _schedule(api, service)
-    _publish(api, service)
+    _add_description(api, service)
+    _add_health(api, service)
+    _add_scheduling(api, service)
+    add_weight_endpoints(api, service)
+    describe_generate(api)
     return api
 
 
-def _describe(api: FastAPI, service: Service) -> None:
+def _add_description(api: FastAPI, service: Service) -> None:
     engine = service.engine
-
-    @api.get("/health")
-    async def health() -> Response:
-        return Response(status_code=200 if service.thread.alive else 503)
-
-    @api.get("/health_generate")
-    async def health_generate() -> Response:
-        """Samples one token; while generation is paused, only checks that the step thread answers."""
-        if engine.paused:
-            await service.between_steps(lambda: None)
-        else:
-            await service.generate(b'{"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}}')
-        return Response(status_code=200)
 
     @api.get("/server_info")
     @api.get("/get_server_info")
@@ -155,19 +127,41 @@ def _describe(api: FastAPI, service: Service) -> None:
         return {"weight_version": engine.weight_version}
 
 
-def _schedule(api: FastAPI, service: Service) -> None:
+def _add_health(api: FastAPI, service: Service) -> None:
+    @api.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200 if service.thread.alive else 503)
+
+    @api.get("/health_generate")
+    async def health_generate() -> Response:
+        """Samples one token; while generation is paused, only checks that the step thread answers."""
+        await service.check_health()
+        return Response(status_code=200)
+
+    @api.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus text."""
+        described = service.description
+        text = await service.between_steps(
+            lambda: prometheus(
+                service.engine, service.counters, described["model_path"], described["max_total_num_tokens"]
+            )
+        )
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def _add_scheduling(api: FastAPI, service: Service) -> None:
     engine = service.engine
 
     @api.post("/pause_generation")
     async def pause_generation(fields: PauseFields | None = None) -> dict[str, str]:
         """abort: all end with what they have. retract: back to waiting, tokens kept. in_place: frozen with their KV."""
-        mode = (fields or PauseFields()).mode
-        await service.between_steps(lambda: engine.pause(mode))
+        await service.pause((fields or PauseFields()).mode)
         return {"status": "ok"}
 
     @api.post("/continue_generation")
     async def continue_generation() -> dict[str, str]:
-        await service.between_steps(engine.resume)
+        await service.resume()
         return {"status": "ok"}
 
     @api.post("/abort_request")
@@ -178,44 +172,14 @@ def _schedule(api: FastAPI, service: Service) -> None:
         abort = partial(engine.abort, lambda s: every or s.rid == rid, "aborted on request")
         return {"aborted": await service.between_steps(abort)}
 
-    @api.api_route("/flush_cache", methods=["GET", "POST"])
+    @api.get("/flush_cache", operation_id="flush_cache_get")
+    @api.post("/flush_cache", operation_id="flush_cache_post")
     async def flush_cache() -> dict[str, str]:
         """Succeeds when no request holds keys and values; waiting (and retracted) ones hold none."""
         running = await service.between_steps(lambda: engine.running)
         if running:
             raise EngineRefused(f"{running} requests are running; abort or retract them, or wait, then flush")
         return {"status": "ok"}
-
-
-def _publish(api: FastAPI, service: Service) -> None:
-    engine = service.engine
-
-    @api.post("/update_weight_version")
-    async def update_weight_version(fields: VersionFields) -> dict[str, Any]:
-        def update() -> None:
-            if fields.abort_all_requests:
-                engine.abort(lambda _: True, f"aborted by the update to version {fields.new_version!r}")
-            engine.set_version(fields.new_version)
-
-        await service.between_steps(update)
-        return {"success": True, "new_version": fields.new_version}
-
-    @api.post("/update_weights_from_shared_memory")
-    async def update_weights_from_shared_memory(fields: SharedMemoryFields) -> dict[str, Any]:
-        """Adopts a segment (`miles.engine.segment`) where it lies; the reply says that the former one is unmapped."""
-        read = partial(map_shared, Path(fields.path), service.config, service.dtype)
-        await service.update_weights(read, fields.weight_version)
-        return {"success": True, "weight_version": fields.weight_version}
-
-    @api.post("/update_weights_from_disk")
-    async def update_weights_from_disk(fields: DiskFields) -> dict[str, Any]:
-        if fields.load_format not in (None, "auto", "safetensors"):
-            raise EngineRefused(f"load_format {fields.load_format!r} is not supported; auto and safetensors are")
-        if fields.abort_all_requests:
-            await service.between_steps(partial(engine.abort, lambda _: True, "aborted by an update of the weights"))
-        read = partial(load_folder, Path(fields.model_path), service.config, service.dtype)
-        await service.update_weights(read, fields.weight_version)
-        return {"success": True, "weight_version": engine.weight_version}
 
 
 def _answer_errors(api: FastAPI) -> None:
@@ -246,6 +210,12 @@ def _error(status: int, message: str) -> Response:
 
 def _error_body(message: str) -> bytes:
     return orjson.dumps({"error": {"message": message}})
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _read_body(receive: Receive) -> bytes | None:

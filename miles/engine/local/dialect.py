@@ -99,7 +99,7 @@ class Dialect:
             "finish_reason": sequence.finish_reason,
             "prompt_tokens": len(sequence.prompt_ids),
             "completion_tokens": len(sequence.output_ids),
-            "cached_tokens": 0,
+            "cached_tokens": sequence.cached_tokens,
             "weight_version": sequence.weight_version,
             "weight_versions": sequence.version_spans(),
             "e2e_latency": latency_s,

@@ -51,6 +51,10 @@ class Engine:
     def may_step(self) -> bool:
         return not self.paused and bool(self.running or self.waiting)
 
+    def requests(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Those that run and those that wait."""
+        return list(self._scheduler.running), list(self._scheduler.waiting)
+
     def submit(self, sequence: Sequence) -> None:
         self._scheduler.add(sequence)
 

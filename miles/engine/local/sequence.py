@@ -34,6 +34,8 @@ class Sequence:
     arrival: int = 0
     length: int = 0
     """Prompt and response tokens so far."""
+    cached_tokens: int = 0
+    """Prompt tokens that needed no prefill."""
     _starts: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

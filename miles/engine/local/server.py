@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import os
 import signal
 import socket
@@ -40,7 +41,8 @@ class EngineOptions:
 
     ``context_length`` None: the model's. ``max_total_tokens``, the size of the KV cache, None: what all running requests
     need at full context, but no more than an eighth of the machine's memory. ``prefill_tokens``: most
-    prompt tokens that join in one step.
+    prompt tokens that join in one step. ``api_key``: what every request but ``/health`` must bring; an address that others
+    can reach needs one.
     """
 
     model_path: Path
@@ -54,6 +56,7 @@ class EngineOptions:
     prefill_tokens: int = 1024
     weight_version: str = "default"
     seed: int = 0
+    api_key: str | None = None
 
 
 def open_service(options: EngineOptions) -> Service:
@@ -112,10 +115,14 @@ def serve(options: EngineOptions, parent_fd: int | None = None) -> None:
 
 async def _serve(options: EngineOptions, parent_fd: int | None) -> bool:
     """Whether the engine's thread ended in time."""
+    if options.api_key is None and not _is_loopback(options.host):
+        raise SettingsError(
+            [f"--host {options.host} can be reached by others and needs an --api-key; 127.0.0.1 works without"]
+        )
     listener = _bind(options.host, options.port)
     service = open_service(options)
     config = uvicorn.Config(
-        Application(service),
+        Application(service, options.api_key),
         http="httptools",
         ws="none",
         lifespan="off",
@@ -154,6 +161,13 @@ class _Server(uvicorn.Server):
     def end(self) -> None:
         self.should_exit = True
         self._thread.stop()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""What the server does, without HTTP: request bodies and weights in, replies out, on one event loop over one engine."""
+"""What the server does, without HTTP: request bodies in, replies out, on one event loop over one engine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from miles.engine.local.dialect import Dialect
-from miles.engine.local.engine import Engine
-from miles.engine.local.model import Model
+from miles.engine.local.engine import Engine, PauseMode
+from miles.engine.local.metrics import Counters
 from miles.engine.local.model_config import ModelConfig
 from miles.engine.local.sequence import Sequence
 from miles.engine.local.step_thread import StepThread
 from miles.errors import EngineFailed, EngineUnreachable
 
 T = TypeVar("T")
+
+HEALTH_REQUEST = b'{"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}}'
 
 
 class ClientGone(Exception):
@@ -49,7 +50,8 @@ class Service:
         self._dialect = dialect
         self._loop = asyncio.get_running_loop()
         self._replies: dict[Sequence, asyncio.Future[None]] = {}
-        self._updating = asyncio.Lock()
+        self._paused = asyncio.Event()
+        self.counters = Counters()
         self._seeds = random.Random(seed)
         self.thread = StepThread(engine, self._hand_over)
 
@@ -69,11 +71,31 @@ class Service:
             raise EngineFailed(sequence.failure)
         return self._dialect.reply(sequence, request.return_logprob, self._loop.time() - started)
 
-    async def update_weights(self, read: Callable[[], Mapping[str, Tensor]], version: str | None) -> None:
-        """Reads and checks weights in a thread, then swaps them and their label in between two steps, or raises."""
-        async with self._updating:
-            model = await asyncio.to_thread(lambda: Model(self.config, read()))
-            await self.between_steps(lambda: self.engine.adopt(model, version))
+    async def pause(self, mode: PauseMode) -> None:
+        """Nothing is sampled once this returns, until `resume`."""
+        await self.between_steps(lambda: self.engine.pause(mode))
+        self._paused.set()
+
+    async def resume(self) -> None:
+        self._paused.clear()
+        await self.between_steps(self.engine.resume)
+
+    async def check_health(self) -> None:
+        """Samples one token; while generation is paused, or where it is paused meanwhile, only asks the step thread.
+
+        Raises what `generate` raises.
+        """
+        sampled = self._loop.create_task(self.generate(HEALTH_REQUEST))
+        paused = self._loop.create_task(self._paused.wait())
+        try:
+            await asyncio.wait({sampled, paused}, return_when=asyncio.FIRST_COMPLETED)
+            if sampled.done():
+                await sampled
+            else:
+                await self.between_steps(lambda: None)
+        finally:
+            sampled.cancel()
+            paused.cancel()
 
     async def between_steps(self, command: Callable[[], T]) -> T:
         """What a command returns that runs between two steps."""
@@ -101,6 +123,7 @@ class Service:
 
     def _resolve(self, ended: list[Sequence]) -> None:
         for sequence in ended:
+            self.counters.count(sequence)
             reply = self._replies.get(sequence)
             if reply is not None and not reply.done():
                 reply.set_result(None)

@@ -45,10 +45,12 @@ class StepThread:
             self._wake.notify()
 
     def call(self, command: Callable[[], T]) -> Future[T]:
-        """Has a command run between two steps; the future has its result or its error."""
+        """Has a command run between two steps; the future has its result or error. Cancelled before that, it never runs."""
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(command())
             except Exception as error:  # invariant: whoever asked gets the error, and the thread lives

@@ -16,10 +16,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from miles.engine.local.model_config import ModelConfig
-from miles.engine.segment import Manifest, map_segment
+from miles.engine.segment import Manifest, Segment
 from miles.errors import EngineRefused
 
 Shape = tuple[int, ...]
+FLOATS = ("F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16")
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -62,10 +63,11 @@ def load_folder(folder: Path, config: ModelConfig, dtype: torch.dtype) -> dict[s
 def map_shared(path: Path, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """Views of a segment in shared memory, without a copy where its dtype is ours. Raises EngineRefused."""
     try:
-        tensors = map_segment(path, Manifest.load(path.parent))
+        segment = Segment(path, Manifest.load(path.parent))
+        segment.verify()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise EngineRefused(f"{path}: not a weight segment with manifest.json beside it: {error}") from error
-    return conform(_Held(tensors), config, dtype, where=str(path))
+    return conform(_Held(segment.tensors), config, dtype, where=str(path))
 
 
 class Source(Protocol):
@@ -83,36 +85,50 @@ def conform(source: Source, config: ModelConfig, dtype: torch.dtype, where: str)
 
     Raises EngineRefused, naming every tensor that is missing, unknown, or of another shape or kind of number.
     """
+    names = [n for n in source.names() if not n.endswith("rotary_emb.inv_freq")]
+    check_tensors({n: source.describe(n) for n in names}, config, where, whole=True)
     expected = expected_shapes(config)
-    found = {name for name in source.names() if not name.endswith("rotary_emb.inv_freq")}
-    if config.tied:
-        found.discard("lm_head.weight")
-    problems = [f"{name} is missing" for name in expected if name not in found]
+    if isinstance(source, _Held) and all(source[name].dtype == dtype for name in expected):
+        return {name: source[name] for name in expected}
+    weights = flat_views(expected, dtype)
+    for name, view in weights.items():
+        view.copy_(source[name])
+    return weights
+
+
+def check_tensors(
+    described: Mapping[str, tuple[Shape, str]], config: ModelConfig, where: str, *, whole: bool = False
+) -> list[str]:
+    """The names among ``described`` (shape, kind of number) that ``config`` reads, which may be all or (not ``whole``) some.
+
+    Raises EngineRefused, naming every tensor that is missing, unknown, or of another shape or kind of number.
+    """
+    expected = expected_shapes(config)
+    found = {n for n in described if not (config.tied and n == "lm_head.weight")}
+    problems = [f"{name} is missing" for name in expected if name not in found] if whole else []
     problems += [f"{name} is unknown" for name in sorted(found - expected.keys())]
-    floats = ("F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16")
     for name in (n for n in expected if n in found):
-        shape, kind = source.describe(name)
+        shape, kind = described[name]
         if shape != expected[name]:
-            problems.append(f"{name} has shape {list(shape)}, {config.architecture} needs {list(expected[name])}")
-        elif kind not in floats:
-            problems.append(f"{name} has dtype {kind}; a float dtype is needed")
+            problems.append(
+                f"{name} has shape {list(shape)}, {config.architecture} needs {list(expected[name])} (dtype {kind})"
+            )
+        elif kind not in FLOATS:
+            problems.append(f"{name} {list(shape)} has dtype {kind}; a float dtype is needed")
     if problems:
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
         raise EngineRefused(f"{where}: {'; '.join(problems[:5])}{more}")
-    if isinstance(source, _Held) and all(source[name].dtype == dtype for name in expected):
-        return {name: source[name] for name in expected}
-    return _flat_copy(source, expected, dtype)
+    return [n for n in expected if n in found]
 
 
-def _flat_copy(source: Source, shapes: Mapping[str, Shape], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Copies in state-dict order into one block, so that q, k and v (gate and up) lie one after the other."""
+def flat_views(shapes: Mapping[str, Shape], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Unwritten tensors in state-dict order in one block, so that q, k and v (gate and up) lie one after the other."""
     flat = torch.empty(sum(math.prod(shape) for shape in shapes.values()), dtype=dtype)
-    weights, offset = {}, 0
+    views, offset = {}, 0
     for name, shape in shapes.items():
-        weights[name] = flat[offset : offset + math.prod(shape)].view(shape)
-        weights[name].copy_(source[name])
+        views[name] = flat[offset : offset + math.prod(shape)].view(shape)
         offset += math.prod(shape)
-    return weights
+    return views
 
 
 def _safetensors_files(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from miles.engine.local.model import Model
 from miles.engine.local.model_config import ModelConfig, choose_dtype
 from miles.engine.local.weights import expected_shapes, load_folder, map_shared
-from miles.engine.segment import Manifest, create_segment, map_segment
+from miles.engine.segment import Manifest, Segment, create_segment
 from miles.errors import EngineRefused, SettingsError
 from tests.engine.local.tiny import CONFIGS, EOS, save_model
 
@@ -27,10 +27,12 @@ def write_segment(folder, tensors):
     """A segment as the publisher makes it, in the order of ``tensors``; returns its path."""
     manifest = Manifest.plan((name, t.dtype, tuple(t.shape)) for name, t in tensors.items())
     path = folder / "0.bin"
-    create_segment(path, manifest.nbytes)
+    create_segment(path, manifest)
     manifest.save(folder)
-    for name, view in map_segment(path, manifest).items():
+    segment = Segment(path, manifest)
+    for name, view in segment.tensors.items():
         view.copy_(tensors[name])
+    segment.seal()
     return path
 
 
@@ -156,6 +158,16 @@ def test_a_segment_that_is_too_short_or_has_no_manifest_is_refused(folder, tmp_p
         map_shared(path, config, torch.float32)
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(EngineRefused, match="not a weight segment"):
+        map_shared(path, config, torch.float32)
+
+
+def test_a_segment_that_was_not_written_to_its_end_is_refused_by_tensor(folder, tmp_path):
+    config = ModelConfig.read(folder)
+    path = write_segment(tmp_path, load_folder(folder, config, torch.float32))
+    Segment(path, Manifest.load(tmp_path)).tensors["model.layers.1.mlp.down_proj.weight"][3, 5] += 1
+    with pytest.raises(
+        EngineRefused, match=r"model\.layers\.1\.mlp\.down_proj\.weight \[48, 80\] float32 differs from its"
+    ):
         map_shared(path, config, torch.float32)
 
 

@@ -2,10 +2,15 @@
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
+import httpx
 import pytest
 
-from miles.engine.local.server import EngineOptions, open_service
+from miles.engine.local import dialect
+from miles.engine.local.application import Application
+from miles.engine.local.server import EngineOptions, _serve, open_service
 from miles.errors import SettingsError
 from tests.engine.local.served import GREEDY, PROMPT, message, reason, served, serving, spans
 from tests.engine.local.tiny import VOCAB
@@ -299,3 +304,73 @@ def test_version_label_of_the_options_is_served(folder):
 def test_options_that_cannot_work_are_refused_with_the_numbers(folder, options, said):
     with pytest.raises(SettingsError, match=said):
         open_service(EngineOptions(folder, **options))
+
+
+def test_with_an_api_key_nothing_but_health_answers_without_it(folder):
+    async def main():
+        async with serving(folder) as server:
+            app = Application(server.service, api_key="secret")
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+                body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2}}
+                for key in (None, "Bearer wrong", "secret"):
+                    headers = {} if key is None else {"Authorization": key}
+                    for path in ("/generate", "/pause_generation", "/update_weight_version"):
+                        assert (await client.post(path, json=body, headers=headers)).status_code == 401
+                    assert (await client.get("/health", headers=headers)).status_code == 200
+                assert not server.service.engine.paused
+                right = {"Authorization": "Bearer secret"}
+                assert (await client.post("/generate", json=body, headers=right)).status_code == 200
+                assert (await client.get("/model_info", headers=right)).status_code == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "some.host"])
+def test_an_address_that_others_reach_needs_an_api_key(folder, host):
+    with pytest.raises(SettingsError, match=f"--host {host} can be reached by others and needs an --api-key"):
+        asyncio.run(_serve(EngineOptions(folder, host=host), None))
+
+
+@served
+async def test_health_of_generation_ends_when_a_pause_lands_in_it(server):
+    engine = server.service.engine
+    await server.service.between_steps(lambda: engine.pause("in_place"))  # so that its token is still to come
+    health = asyncio.create_task(server.client.get("/health_generate"))
+    await server.wait_waiting(1)
+    await server.post("/pause_generation", mode="in_place")
+    assert (await health).status_code == 200
+    await server.wait_waiting(0)
+
+
+@served
+async def test_metrics_have_sglangs_names_and_count_what_runs(server):
+    async def metrics():
+        reply = await server.client.get("/metrics")
+        lines = [line for line in reply.text.splitlines() if not line.startswith("#")]
+        return {line.split("{")[0]: float(line.split()[-1]) for line in lines}
+
+    tasks = await server.frozen(server.generate(9), server.generate(9), tokens=3)
+    running = await metrics()
+    held = 2 * (len(PROMPT) + 3)
+    assert running["sglang:num_running_reqs"] == 2 and running["sglang:num_queue_reqs"] == 0
+    assert running["sglang:generation_tokens_total"] == 6 and running["sglang:gen_throughput"] > 0
+    total = server.service.description["max_total_num_tokens"]
+    assert running["sglang:token_usage"] == pytest.approx(held / total)
+    await server.post("/continue_generation")
+    await asyncio.gather(*tasks)
+    idle = await metrics()
+    assert idle["sglang:num_running_reqs"] == idle["sglang:token_usage"] == 0
+    assert idle["sglang:generation_tokens_total"] == 18
+    assert idle["sglang:prompt_tokens_total"] == 2 * len(PROMPT)
+    assert "sglang:cache_hit_rate" in idle
+
+
+@served
+async def test_the_schema_has_every_path_and_the_fields_of_generate(server):
+    paths = (await server.client.get("/openapi.json")).json()["paths"]
+    fields = paths["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert set(fields) == set(dialect.FIELDS)
+    documented = (Path(__file__).parents[3] / "docs" / "reference" / "engine-http.md").read_text()
+    told = set(re.findall(r"^\| `(?:GET |POST )?(/[a-z_]+)`", documented, re.MULTILINE))
+    assert told == set(paths)

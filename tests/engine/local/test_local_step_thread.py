@@ -92,3 +92,12 @@ def test_a_defect_ends_the_thread_and_everything_open_with_it(run):
     assert not run.thread.alive
     with pytest.raises(EngineUnreachable):
         run.thread.post(lambda: None)
+
+
+def test_a_command_that_nobody_waits_for_any_more_does_not_run_and_ends_nothing(run):
+    run.begin_step()
+    ran = []
+    assert run.thread.call(lambda: ran.append(1)).cancel()
+    run.engine.end.set_result(None)
+    assert run.thread.call(lambda: "alive").result(WAIT_S) == "alive"
+    assert ran == []

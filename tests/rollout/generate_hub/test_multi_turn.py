@@ -165,6 +165,7 @@ def test_the_limit_holds_for_all_turns_together():
         sample, requests, _ = converse(turn(CALL % "a"), turn("!", finish="length"), limit=first + room)
         assert sample.status is Sample.Status.TRUNCATED and len(requests) == asked
         assert sample.response_length <= first + room
+        assert (0 in sample.loss_mask) is (asked == 2)
 
 
 def test_a_turn_cut_off_inside_a_call_is_truncated_and_runs_nothing():

@@ -70,8 +70,9 @@ def test_boxed_types_score_the_box_alone(rm_type, response, reward):
 
 @pytest.mark.parametrize("rm_type", [None, "", "maths", "boxed_", "boxed_boxed_math"])
 def test_unknown_type_lists_the_known_ones(rm_type):
-    with pytest.raises(SettingsError, match=r"sample 7 wants reward type .*: there are exact_match, math"):
+    with pytest.raises(SettingsError, match=r"sample 7 wants reward type .*: there are exact_match, math") as caught:
         run(async_rm, args(rm_type=rm_type), sample())
+    assert isinstance(caught.value, NotImplementedError)
 
 
 @pytest.mark.parametrize("label", [None, ""])
