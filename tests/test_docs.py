@@ -25,7 +25,7 @@ from miles.config.flags import default_of, flag_fields, flag_name
 from miles.config.owners import TrainSettings
 from miles.config.settings import Mode
 from miles.driver.check import check as check_rooms
-from miles.observe.metrics import eval_metrics, rollout_metrics
+from miles.observe.metrics import category_metrics, eval_metrics, rollout_metrics
 from miles.observe.run_folder import EVAL_STEP, RunFolder
 from miles.observe.snapshot import HeldBy, Snapshot, TrainerState, who_waits
 from miles.rollout.generate_hub import agentic_tool_call, multi_turn
@@ -294,6 +294,7 @@ def produced():
         for _ in range(4)
     ]
     names = {EVAL_STEP, *rollout_metrics([samples], version=3, reward_key=None, max_response_len=8)}
+    names |= set(category_metrics([[Sample(reward={"why": "CATEGORY"})]], "why"))
     for evaluation in ("NAME", "reverse", "addition"):
         names |= set(eval_metrics(evaluation, [samples], reward_key=None))
     for path in (*PACKAGE.glob("driver/*.py"), PACKAGE / "cluster" / "actors.py", *PACKAGE.glob("train/*.py")):
@@ -311,6 +312,13 @@ def test_metrics_are_written_by_a_run(doc):
     for name in set(re.findall(rf"(?<![\w/.<-])(?:{FAMILIES})/[\w@/-]+", doc.read_text())):
         pattern = re.sub(r"[A-Z]+", "[^/]+", name)
         assert name.endswith("/") or any(re.fullmatch(pattern, p) or fnmatch(name, p) for p in produced()), name
+
+
+def test_figures_draw_nothing_that_no_run_writes():
+    drawn = {name for file in ("plots", "panels") for name in literal_names(PACKAGE / "observe" / f"{file}.py")}
+    written = produced()
+    assert len(drawn) > 15
+    assert {n for n in drawn if not any(w == n or fnmatch(w, f"{n}*") or fnmatch(n, w) for w in written)} == set()
 
 
 @each_doc

@@ -24,7 +24,7 @@ from miles.engine.gateway import Gateway
 from miles.engine.http import HttpTransport
 from miles.engine.launch import model_context
 from miles.errors import SettingsError
-from miles.observe.metrics import eval_metrics, rollout_metrics
+from miles.observe.metrics import category_metrics, eval_metrics, passrate_metrics, rollout_metrics
 from miles.rollout import fully_async_rollout
 from miles.rollout.assembly import assemble, open_state
 from miles.rollout.conversion import to_train_data
@@ -186,6 +186,10 @@ class RolloutSide:
             reward_key=settings.reward.reward_key,
             max_response_len=settings.sampling.rollout_max_response_len,
         )
+        if settings.run.log_passrate:
+            metrics |= passrate_metrics([g.samples for g in groups], reward_key=settings.reward.reward_key)
+        if settings.run.log_reward_category:
+            metrics |= category_metrics([g.samples for g in batch.groups], settings.run.log_reward_category)
         told = {**batch.metrics, **metrics}
         path = settings.rollout.custom_rollout_log_function_path
         if path:

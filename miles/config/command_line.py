@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from miles.config import flags, known
 from miles.config.problems import Problems
 from miles.config.yaml_file import Entry, read_entries
-from miles.errors import HookError
+from miles.errors import HookError, SettingsError
 from miles.hooks import hook_failed, load_function
 
 RUN_FILES = (".yaml", ".yml")
@@ -48,10 +49,15 @@ def _with_known(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def read(argv: Sequence[str], owners: Sequence[type], problems: Problems) -> Given:
-    """Everything that was given; unknown flags and keys become problems with the nearest known one."""
+    """Everything that was given; unknown flags and keys become problems with the nearest known one.
+
+    Raises SettingsError at once for a YAML file that can't be read: what would be said besides may only be missing there.
+    """
     words = list(argv)
     file = _pop_run_file(words)
     entries = read_entries("", file, problems) if file else []
+    if not entries:
+        problems.raise_all()
     parser = build_parser(owners, "miles train")
     custom: list[Entry] = []
     path = _take(parser, entries, words, custom, Problems()).values.get("custom_config_path")
@@ -135,7 +141,7 @@ def _take(
         if not _take_entry(given, parser, entry, problems):
             near = flags.nearest(entry.key, keys, "`miles train --help` lists the flags, which are the keys")
             problems.add(f"{entry.source} {entry.key}", "", "no such setting", near)
-    _report_unknown(_take_words(given, parser, words, flags.FLAG), parser, problems)
+    _report_unknown(_take_words(given, parser, words, flags.FLAG, problems), parser, problems)
     for entry in custom:
         before = dict(given.values)
         if not _take_entry(given, parser, entry, problems):
@@ -152,16 +158,34 @@ def _take_entry(given: Given, parser: argparse.ArgumentParser, entry: Entry, pro
     name = words[0].partition("=")[0]
     if name not in parser._option_string_actions and not name.startswith(SERVER_FLAGS):
         return False
-    if _take_words(given, parser, words, entry.source):
+    if _take_words(given, parser, words, entry.source, problems):
         problems.add(f"{entry.source} {entry.key}", entry.value, "is more than the flag takes", "one value works")
     return True
 
 
-def _take_words(given: Given, parser: argparse.ArgumentParser, words: Sequence[str], source: str) -> list[str]:
+def _parsed(
+    parser: argparse.ArgumentParser, words: list[str], problems: Problems
+) -> tuple[argparse.Namespace, list[str]]:
+    """What the parser makes of the words, without the flags that it can't use, each of which is a problem."""
+    while True:
+        try:
+            return parser.parse_known_args(words)
+        except SettingsError as error:
+            refused = re.match(r"argument (--[\w-]+)(?:/\S+)?: (.*)", error.problems[0])
+            kept = [w for w in words if not refused or w.partition("=")[0] != refused[1]]
+            if refused is None or kept == words:
+                raise
+            problems.add(refused[1], "", refused[2], "`miles train --help` says what it takes")
+            words = kept
+
+
+def _take_words(
+    given: Given, parser: argparse.ArgumentParser, words: Sequence[str], source: str, problems: Problems
+) -> list[str]:
     """Adds what the words give. Returns the words that nothing takes."""
     own, passed = _split(words, parser)
     given.passthrough |= passed
-    found, unknown = parser.parse_known_args(own)
+    found, unknown = _parsed(parser, own, problems)
     given.values |= vars(found)
     given.sources |= dict.fromkeys([*vars(found), *passed], source)
     return unknown

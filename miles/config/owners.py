@@ -325,6 +325,10 @@ class RunSettings:
     custom_config_path: str | None = flag(
         None, "YAML file, or base64: and its text: settings that win over flags, and attributes for hooks"
     )
+    log_passrate: bool = flag(False, "log pass@k of training batches; a reward of 1 or more passes")
+    log_reward_category: str | None = flag(
+        None, "key of a category in reward objects: the share of each is logged as rollout/error_cat/CATEGORY"
+    )
     use_tensorboard: bool = flag(False, "write tensorboard events into the run folder")
     tb_project_name: str | None = flag(None, "folder of these events below tensorboard/ in the run folder")
     tb_experiment_name: str | None = flag(None, "folder below that one")

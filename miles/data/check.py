@@ -118,8 +118,9 @@ def _check_word(
             check_rows(rows)
     except WordError as error:
         problems.add(flag, text, error.why, error.works)
-    except DataError as error:
-        problems.add(flag, text, str(error), "correct the row, or name its keys")
+    except DataError as error:  # its text starts with the file and the row
+        place, _, why = str(error).partition(": ")
+        problems.add(flag, place, why, "correct the row, or name its keys")
     else:
         check_first(flag, text, rows[0])
         return word, len(rows)

@@ -34,9 +34,12 @@ class Watch:
         seconds = max(metrics["perf/step_time"], 1e-9)
         trained = metrics.get("perf/train_tokens", 0.0)
         sampled = metrics.get("rollout/response_len/mean", 0.0) * self._settings.batch_samples
-        self._rates = (sampled / seconds, trained / max(metrics["perf/train_time"], 1e-9))
-        engines = self._settings.num_engines
-        rates = {"perf/tokens_per_gpu_per_sec": sampled / seconds / engines} if engines else {}
+        generating, training = sampled / seconds, trained / max(metrics["perf/train_time"], 1e-9)
+        self._rates = (generating, training)
+        engines, ranks = self._settings.num_engines, self._settings.trainer_ranks
+        rates = {"perf/tokens_per_gpu_per_sec": generating / engines} if engines else {}
+        if trained:
+            rates["perf/actor_train_tok_per_s"] = training / ranks
         self._observer.step(step + 1, {**metrics, **rates})
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:

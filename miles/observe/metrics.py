@@ -72,6 +72,24 @@ def eval_metrics(
     }
 
 
+def passrate_metrics(groups: Sequence[Group], *, reward_key: str | None) -> dict[str, float]:
+    """pass@k of a training batch, for k = 1, 2, 4, ... up to the scored rollouts that every scored group has."""
+    rewards = [scored for group in groups if (scored := _scored(group, reward_key))]
+    problems = [(len(group), sum(reward >= PASS_REWARD for reward in group)) for group in rewards]
+    least = min((n for n, _ in problems), default=0)
+    return {f"passrate/pass@{k}": mean_pass_at_k(problems, k) for k in _powers_of_two(least)}
+
+
+def category_metrics(groups: Sequence[Group], key: str) -> dict[str, float]:
+    """Share of the rollouts in each category: what the reward object of a rollout's last row holds under ``key``.
+
+    A rollout without a reward object, or whose object lacks the key, is in none.
+    """
+    last = [rollout[-1].reward for group in groups for rollout in rollouts_of(group)]
+    found = Counter(str(reward[key]) for reward in last if isinstance(reward, dict) and reward.get(key) is not None)
+    return {f"rollout/error_cat/{name}": count / len(last) for name, count in sorted(found.items())}
+
+
 def eval_sets(metrics: Iterable[str]) -> list[str]:
     """Names of the evaluation sets among metric names: each one's accuracy is ``eval/{name}``."""
     names = {name for name in metrics if name.startswith("eval/")}

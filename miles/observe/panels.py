@@ -20,7 +20,6 @@ MOST_BARS, MARKED_POINTS = 60, 30
 
 PHASES = {
     "perf/train_wait_time": ("waiting for rollouts", ORANGE),
-    "perf/log_probs_time": ("log-probs", PURPLE),
     "perf/actor_train_time": ("training", BLUE),
     "perf/update_weights_time": ("publishing weights", GREEN),
     "perf/save_model_time": ("saving", RED),

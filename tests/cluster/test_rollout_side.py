@@ -135,3 +135,26 @@ def test_a_log_function_that_fails_names_itself_what_it_failed_on_and_its_own_li
             taken("--reward-key", "score", "--custom-rollout-log-function-path", "user.log")
         with pytest.raises(HookError, match=r"user\.log" + where.format("the evaluation after step 7")):
             asyncio.run(side_of("--custom-eval-rollout-log-function-path", "user.log").evaluate(7))
+
+
+# ---- switches
+
+
+def test_passrate_of_a_batch_is_logged_where_told():
+    told = ("--reward-key", "score", "--log-passrate")
+    _, metrics = taken(*told)
+    assert {k: v for k, v in metrics.items() if "pass" in k} == {"passrate/pass@1": 1.0, "passrate/pass@2": 1.0}
+    assert not [k for k in taken(*told[:2])[1] if "pass" in k]
+
+
+def test_categories_are_those_of_the_reward_objects_even_after_a_post_process_hook():
+    def hook(args, samples):
+        rewards = [s.reward["score"] for s in samples]
+        return rewards, rewards
+
+    with function_registry.temporary("user.post", hook):
+        flags = ("--custom-reward-post-process-path", "user.post", "--log-reward-category", "score")
+        _, metrics = taken(*flags)
+    assert {k: v for k, v in metrics.items() if "error_cat" in k} == {
+        "rollout/error_cat/1.0": 0.5, "rollout/error_cat/3.0": 0.5,
+    }  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 
 from miles.config import Problems, Settings, effects
 from miles.config.explain import explain
+from miles.errors import SettingsError
 from miles.hooks import function_registry
 
 
@@ -58,8 +59,6 @@ def test_a_flag_says_the_opposite_of_a_file(run_file):
         ("lr: 1e-5\nlr: 1e-6\n", ":2 lr: stands in this file twice; keep one of the two"),
         ("lr: [1e-5, 1e-6]\n", ":1 lr ['1e-5', '1e-6']: is more than the flag takes; one value works"),
         ("eps: 1\n", ":1 eps: no such setting"),
-        ("- lr\n", "holds no `key: value` lines"),
-        ("lr: [1\n", "line 2, column 1"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_told_with_file_and_line(run_file, text, told):
@@ -68,10 +67,6 @@ def test_what_is_wrong_in_a_file_is_told_with_file_and_line(run_file, text, told
     effects.check(settings, problems)
     [line] = problems.lines
     assert line.startswith(str(path)) and told in line
-
-
-def test_a_file_that_is_not_there_is_told():
-    assert parsed("no.yaml")[1].lines == ["no.yaml: there is no such file; a YAML file works: one `key: value` a line"]
 
 
 # ---- flags of servers
@@ -187,3 +182,29 @@ def test_explain_tells_value_and_source_of_each_setting(run_file):
     assert ["--max-weight-staleness", "unset", "default"] in rows
     assert ["--sglang-tp-size", "2", "flag"] in rows
     assert ["batch_samples", "32", "--rollout-batch-size", "x", "--n-samples-per-prompt"] in rows
+
+
+# ---- what can't be read
+
+
+def test_a_flag_without_its_value_hides_no_other_problem():
+    settings, problems = parsed("--lr --rollout-batch-size 8 --seed some --num-rollout")
+    said = [line.split(": ")[0] for line in problems.lines]
+    assert said == ["--lr", "--num-rollout", "--seed some"]
+    assert "expected one argument" in problems.lines[0]
+    assert settings.rollout.rollout_batch_size == 8
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    (None, "there is no such file; a YAML file works: one `key: value` a line"),
+    ("- lr\n", "holds no `key: value` lines"),
+    ("lr: [1\n", "line 2, column 1"),
+])  # fmt: skip
+def test_a_run_file_that_cannot_be_read_is_the_one_problem(tmp_path, text, told):
+    path = tmp_path / "run.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        parsed(f"{path} --lr some")
+    [line] = caught.value.problems
+    assert line.startswith(str(path)) and told in line

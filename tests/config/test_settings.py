@@ -17,8 +17,8 @@ def problems_of(argv):
 
 
 def test_a_flag_without_its_value_is_told():
-    with pytest.raises(SettingsError, match=r"--lr-decay-style.*expected one argument"):
-        problems_of("--lr-decay-style")
+    [line] = problems_of("--lr-decay-style")
+    assert line.startswith("--lr-decay-style: expected one argument; ")
 
 
 @pytest.mark.parametrize(

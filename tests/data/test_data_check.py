@@ -129,3 +129,9 @@ def test_messages_need_the_template_flag(tmp_path):
 def test_data_room_imports_without_torch():
     code = "import sys, miles.data, miles.data.check; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_row_that_cannot_be_used_is_named_once(rows):
+    rows.write_text('{"prompt": "1+1="}\n')
+    [line] = problems_of(*good(rows))
+    assert line.startswith(f"--prompt-data {rows}:1: ") and line.count(str(rows)) == 1

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miles.errors import RewardFailed
-from miles.observe.metrics import eval_metrics, eval_sets, is_looping, mean_pass_at_k, pass_at_k, rollout_metrics
+from miles.observe.metrics import (
+    category_metrics,
+    eval_metrics,
+    eval_sets,
+    is_looping,
+    mean_pass_at_k,
+    pass_at_k,
+    passrate_metrics,
+    rollout_metrics,
+)
 from miles.types import PrefixCacheInfo, Sample, SpecInfo, Status, VersionSpan
 
 
@@ -295,3 +304,19 @@ def test_evaluation_sets_are_found_by_name_whatever_their_name() -> None:
     names = ["gsm8k-test", "a/b"]
     metrics = {k: v for name in names for k, v in eval_metrics(name, [[row(1.0)]], reward_key=None).items()}
     assert eval_sets([*metrics, "eval/step", "eval/lag_steps", "rollout/truncated_ratio"]) == ["a/b", "gsm8k-test"]
+
+
+def test_passrate_is_the_mean_over_problems():
+    """E5: n = 8, c = 2, k = 4 is 0.785714; a problem that nobody scored counts neither way."""
+    groups = [[Sample(reward=float(i < 2)) for i in range(8)], [Sample(reward=0.0) for _ in range(8)], [Sample()]]
+    metrics = passrate_metrics(groups, reward_key=None)
+    assert list(metrics) == [f"passrate/pass@{k}" for k in (1, 2, 4, 8)]
+    assert metrics["passrate/pass@4"] == pytest.approx(0.785714 / 2, abs=1e-6)
+
+
+def test_a_rollout_is_in_one_category_however_many_rows_it_left():
+    """O1, for categories: one rollout of one row against one of nine."""
+    one = [Sample(rollout_id=1, reward={"why": "right"})]
+    nine = [Sample(rollout_id=2, reward={"why": "late"}) for _ in range(9)]
+    groups = [[one, nine], [Sample(reward={"score": 1.0})], [Sample(reward=0.0)]]
+    assert category_metrics(groups, "why") == {"rollout/error_cat/late": 0.25, "rollout/error_cat/right": 0.25}
