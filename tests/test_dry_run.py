@@ -106,7 +106,7 @@ def test_rewards_data_and_sizes_that_cannot_work(dry_run, flags, named):
 def test_data_that_cannot_be_read(dry_run, tmp_path, text):
     (tmp_path / "rows.jsonl").write_bytes(text.encode("latin-1"))
     code, [line] = dry_run("--prompt-data", "rows.jsonl")
-    assert code == 2 and line.startswith("--prompt-data rows.jsonl: ")
+    assert code == 2 and line.startswith("--prompt-data rows.jsonl:")
 
 
 def test_a_parquet_file_that_is_none(dry_run, tmp_path):
