@@ -161,7 +161,8 @@ class _Auditor:
             "SELECT g.step, g.lineage, count(*), total(trained), s.groups, s.tokens FROM groups g "
             "LEFT JOIN steps s USING (lineage, step) WHERE place = 'trained' GROUP BY g.step, g.lineage ORDER BY g.step"
         ).fetchall()
-        for number, (step, lineage, groups, tokens, told_groups, told_tokens) in enumerate(rows):
+        begins = self._run("SELECT step FROM lineages ORDER BY lineage LIMIT 1").fetchone() or (0,)
+        for number, (step, lineage, groups, tokens, told_groups, told_tokens) in enumerate(rows, begins[0]):
             if step != number:
                 yield Violation("steps", None, f"step {number} is missing, or in two lineages; the next one is {step}")
                 return

@@ -35,7 +35,7 @@ def run(settings: Settings) -> int:
             [f"--num-rollout {total}: there is nothing to train from step {steps.start} on; {steps.start + 1} works"]
         )
     folder = _open_folder(settings, checkpoint)
-    begins = starting_point(settings, folder.path, checkpoint)
+    begins = starting_point(settings, folder.path, checkpoint, steps.start)
     with LiveView(folder.name, steps.stop, start_step=steps.start) as view:
         observer = Observer(folder, view)
         observer.started(settings.to_json())
@@ -97,14 +97,14 @@ def _open_folder(settings: Settings, checkpoint: Checkpoint | None) -> RunFolder
     return folder
 
 
-def starting_point(settings: Settings, home: Path, checkpoint: Checkpoint | None) -> StartingPoint:
+def starting_point(settings: Settings, home: Path, checkpoint: Checkpoint | None, first: int) -> StartingPoint:
     """Where the run starts, and whether what it had finished before may be trained under the settings of now."""
     if checkpoint is not None:
         keeps = compare(checkpoint.about, settings).keeps_finished
         return StartingPoint(checkpoint.step, checkpoint.version, checkpoint.folder, keeps)
     before = home / "settings.json"
     keeps = not before.exists() or compare({"settings": read_json(before)}, settings).keeps_finished
-    return StartingPoint(keeps_finished=keeps)
+    return StartingPoint(first, keeps_finished=keeps)
 
 
 def _checkpoint_folder(settings: Settings, home: Path) -> CheckpointFolder:
